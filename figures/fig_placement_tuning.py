@@ -43,7 +43,7 @@ LEFT_OUT = {
     "shipped_without_exchange": "best shipped plan without it",
 }
 UNEVEN = {name: LEFT_OUT[name] for name in ("without_moves", "without_descent", "shipped")}
-UNEVEN |= {"shipped_by_rate": "shipped groups, dealt by rate"}
+UNEVEN |= {"shipped_even": "best that deals evenly"}
 SHORT = {
     "tp_both_ways": "TP ring",
     "tp_trees": "TP tree",

@@ -1,6 +1,5 @@
 """The strategies that ship with jaxmoe: equal groups of nodes, shares dealt to them, exchanges they may have."""
 
-import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,11 +67,13 @@ ROUNDING = 1e-9  # of all work
 
 Shares = Float32[np.ndarray, "layer expert node"]
 Frequency = Real[np.ndarray, "layer expert"]
+Pace = Float[np.ndarray, " node"]  # work that nodes do in equal time, in any unit
 
 
-def tensor_parallel(layers: int, experts: int, nodes: int) -> Shares:
-    """Every expert shared evenly by all nodes."""
-    return np.full((layers, experts, nodes), 1 / nodes, np.float32)
+def tensor_parallel(layers: int, experts: int, nodes: int, pace: Pace | None = None) -> Shares:
+    """Every expert shared by all nodes, evenly or by their `pace`."""
+    part = np.full(nodes, 1 / nodes) if pace is None else pace / pace.sum()
+    return np.broadcast_to(part.astype(np.float32), (layers, experts, nodes)).copy()
 
 
 def expert_parallel_random(layers: int, experts: int, nodes: int, seed: int) -> Shares:
@@ -86,15 +87,16 @@ def expert_parallel_random(layers: int, experts: int, nodes: int, seed: int) -> 
     return np.eye(nodes, dtype=np.float32)[np.stack(hosts)]
 
 
-def expert_parallel_balanced(frequency: Frequency, nodes: int) -> Shares:
+def expert_parallel_balanced(frequency: Frequency, nodes: int, pace: Pace | None = None) -> Shares:
     """Whole experts, each layer balanced by `frequency` [layer, expert], in any unit.
 
-    Experts in order of falling frequency (the lower number first among equals) go to the node with the
-    least work so far; among equals, to the one with fewer experts, then to the lower number (longest
-    processing time first, Graham 1969). Counts per node are not kept even: experts that were never chosen
-    all go to the idlest node. Raises `PlanError` when a frequency is negative or not finite.
+    Experts in order of falling frequency (the lower number first among equals) go to the node that would be
+    done with it first; among equals, to the one with less work so far, then with fewer experts, then to the lower
+    number (longest processing time first, Graham 1969). `pace` says how much work nodes do in equal time, by default
+    all the same. Counts per node are not kept even: experts that were never chosen all go to the idlest node. Raises
+    `PlanError` when a frequency is negative or not finite.
     """
-    return np.eye(nodes, dtype=np.float32)[_balanced(frequency, nodes)]
+    return np.eye(nodes, dtype=np.float32)[_balanced(frequency, np.ones(nodes) if pace is None else pace)]
 
 
 def hybrid(frequency: Frequency, shape: tuple[int, int], regions: int) -> Shares:
@@ -107,14 +109,15 @@ def hybrid(frequency: Frequency, shape: tuple[int, int], regions: int) -> Shares
     return in_groups(frequency, blocks(shape, regions))
 
 
-def in_groups(frequency: Frequency, group: Int[np.ndarray, " node"]) -> Shares:
-    """Whole experts dealt to equal groups of nodes by load, each shared evenly by the nodes of its group.
+def in_groups(frequency: Frequency, group: Int[np.ndarray, " node"], pace: Pace | None = None) -> Shares:
+    """Whole experts dealt to equal groups of nodes by load, each shared by the nodes of its group.
 
-    `group` numbers the groups from 0. Dealt as in `expert_parallel_balanced`; raises `PlanError` as it does.
+    `group` numbers the groups from 0. Dealt as in `expert_parallel_balanced`; raises `PlanError` as it does. Nodes
+    share evenly, or by their `pace`.
     """
-    member = group == np.arange(group.max() + 1)[:, None]
-    even = (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
-    return even[_balanced(frequency, len(even))]
+    member = (group == np.arange(group.max() + 1)[:, None]) * (np.ones(len(group)) if pace is None else pace)
+    total = member.sum(axis=1, keepdims=True)
+    return (member / total).astype(np.float32)[_balanced(frequency, total[:, 0])]
 
 
 def expert_parallel(frequency: Frequency, topology: AbstractTopology) -> Shares:
@@ -197,20 +200,21 @@ def filled_in_order(
     return overlap / overlap.sum(axis=1, keepdims=True)
 
 
-def _balanced(frequency: Frequency, bins: int) -> np.ndarray:
-    """Bin of every expert, int [layer, expert]."""
+def _balanced(frequency: Frequency, pace: Pace) -> np.ndarray:
+    """Bin of every expert, int [layer, expert]; `pace` is that of the bins."""
     frequency = np.asarray(frequency, np.float64)
     if not np.isfinite(frequency).all() or (frequency < 0).any():
         raise PlanError("frequency holds negative or non-finite values; count choices in a trace")
-    return np.stack([_balanced_layer(layer, bins) for layer in frequency])
+    return np.stack([_balanced_layer(layer, pace / pace.max()) for layer in frequency])
 
 
-def _balanced_layer(frequency: np.ndarray, bins: int) -> np.ndarray:
-    least = [(0.0, 0, bin_) for bin_ in range(bins)]  # a heap of (work, experts, bin)
-    hosts = np.empty(frequency.size, np.int64)
+def _balanced_layer(frequency: np.ndarray, pace: np.ndarray) -> np.ndarray:
+    work, experts, hosts = np.zeros(len(pace)), np.zeros(len(pace), int), np.empty(frequency.size, np.int64)
     for expert in np.argsort(-frequency, kind="stable"):
-        work, experts, hosts[expert] = least[0]
-        heapq.heapreplace(least, (work + frequency[expert], experts + 1, int(hosts[expert])))
+        done = (work + frequency[expert]) / pace
+        hosts[expert] = host = np.lexsort((experts, work / pace, done))[0]
+        work[host] += frequency[expert]
+        experts[host] += 1
     return hosts
 
 
@@ -221,32 +225,40 @@ class Shipped(NamedTuple):
     share: Shares
     exchanges: tuple[str, ...]
     rings: Rings | None = None  # of a complete hybrid
+    by_pace: bool = False  # whether work is dealt by how fast nodes are, not evenly
 
 
 def shipped_strategies(
-    frequency: Frequency, topology: AbstractTopology, gathers: Sequence[str], seed: int
+    frequency: Frequency, topology: AbstractTopology, gathers: Sequence[str], seed: int, pace: Pace | None = None
 ) -> list[Shipped]:
     """Sharded strategies: tensor parallelism, three of expert parallelism, and every complete hybrid.
 
-    Each has its share [layer, expert, node] and the exchanges that it can use; `gathers` suit every plan.
+    Each has its share [layer, expert, node] and the exchanges that it can use; `gathers` suit every plan. Where nodes
+    are not alike in their `pace`, there are those that deal by it too.
     """
     layers, experts = frequency.shape
-    nodes, any_plan = topology.num_nodes, tuple(gathers)
-    return [
-        Shipped("tp", tensor_parallel(layers, experts, nodes), ("ring_both_ways", "ring", *any_plan)),
-        Shipped("ep_random", expert_parallel_random(layers, experts, nodes, seed), any_plan),
-        Shipped("ep_balanced", expert_parallel_balanced(frequency, nodes), any_plan),
-        Shipped("ep", expert_parallel(frequency, topology), any_plan),
-        *(
-            Shipped(
-                f"hybrid_{rings.name.removeprefix('rings_')}",
-                in_groups(frequency, groups_of(rings, topology)),
-                (rings.name, *any_plan),
-                rings,
-            )
-            for rings in complete_hybrids(topology, experts)
-        ),
+    any_plan, nodes = tuple(gathers), topology.num_nodes
+    tensor, balanced, *hybrids = _dealt(frequency, topology, any_plan)
+    random = Shipped("ep_random", expert_parallel_random(layers, experts, nodes, seed), any_plan)
+    named = [tensor, random, balanced, Shipped("ep", expert_parallel(frequency, topology), any_plan), *hybrids]
+    return named if pace is None else [*named, *_dealt(frequency, topology, any_plan, pace)]
+
+
+def _dealt(
+    frequency: Frequency, topology: AbstractTopology, gathers: tuple[str, ...], pace: Pace | None = None
+) -> list[Shipped]:
+    """Tensor, balanced expert and complete hybrid parallelism, evenly or by pace."""
+    (layers, experts), nodes = frequency.shape, topology.num_nodes
+    by_pace = pace is not None
+    made = [
+        Shipped("tp", tensor_parallel(layers, experts, nodes, pace), ("ring_both_ways", "ring", *gathers)),
+        Shipped("ep_balanced", expert_parallel_balanced(frequency, nodes, pace), gathers),
     ]
+    for rings in complete_hybrids(topology, experts):
+        share = in_groups(frequency, groups_of(rings, topology), pace)
+        name = f"hybrid_{rings.name.removeprefix('rings_')}"
+        made.append(Shipped(name, share, (rings.name, *gathers), rings))
+    return [each._replace(name=each.name + "_by_pace" * by_pace, by_pace=by_pace) for each in made]
 
 
 def shipped_replicas(

@@ -68,7 +68,7 @@ class TransportPlan(AbstractParameters):
 
 
 class GroupedPlan(TransportPlan):
-    """A transport plan between experts and equal groups of nodes, which divide evenly what they hold.
+    """A transport plan between experts and equal groups of nodes, which divide by their pace what they hold.
 
     `group` numbers the group of every node from 0. There are as many columns as nodes; those beyond the groups stay
     empty, so that plans of several cuts descend together.
@@ -77,10 +77,11 @@ class GroupedPlan(TransportPlan):
     group: Int[Array, "*lead node"]
 
     def share(self, frequency, node_part, temperature, budget_spread):
-        member = (self.group == jnp.arange(len(node_part))[:, None]).astype(node_part.dtype)  # [column, node]
-        part = member @ node_part + EMPTY
-        over_groups = super().share(frequency, part / part.sum(), temperature, budget_spread)
-        share = over_groups @ (member / jnp.maximum(member.sum(axis=1, keepdims=True), 1))
+        member = (self.group == jnp.arange(len(node_part))[:, None]) * node_part  # [column, node]
+        part = member.sum(axis=1)
+        of_columns = part + EMPTY
+        over_groups = super().share(frequency, of_columns / of_columns.sum(), temperature, budget_spread)
+        share = over_groups @ (member / jnp.where(part > 0, part, 1)[:, None])
         return share / share.sum(axis=1, keepdims=True)
 
     def typical_part(self, frequency, nodes):
@@ -161,7 +162,7 @@ def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: fl
     return Landscape(
         model=model,
         frequency=jnp.asarray(problem.frequency, jnp.float32),
-        node_part=jnp.asarray(flops / flops.sum(), jnp.float32),
+        node_part=jnp.asarray(problem.pace, jnp.float32),
         room=jnp.asarray(problem.room, jnp.float32),
         scale=jnp.asarray(work / flops.sum(), jnp.float32),
         budget_spread=jnp.asarray(budget_spread, jnp.float32),

@@ -151,8 +151,9 @@ class Evaluator:
 
     @property
     def hybrids(self) -> list[Shipped]:
-        """The shipped strategies that are complete hybrids and fit."""
-        return [each for each in self._able if each.rings is not None]
+        """The shipped strategies that are complete hybrids and fit: those by pace, if any."""
+        able = [each for each in self._able if each.rings is not None]
+        return [each for each in able if each.by_pace] or able
 
     @property
     def shipped(self) -> Ranked | None:
@@ -171,7 +172,8 @@ class Evaluator:
             return shipped_replicas(problem.frequency, problem.room, tuple(problem.gathers), self.seed)
         if problem.regions:
             return shipped_regions(problem.regions, problem.expert_frequency, topology, tuple(problem.gathers))
-        strategies = shipped_strategies(problem.frequency, topology, tuple(problem.gathers), self.seed)
+        pace = problem.pace if problem.uneven else None
+        strategies = shipped_strategies(problem.frequency, topology, tuple(problem.gathers), self.seed, pace)
         return [each for each in strategies if self._exchanges(each)]
 
     def _exchanges(self, strategy: Shipped) -> dict[str, AbstractExchange]:
@@ -198,26 +200,27 @@ class Evaluator:
         """Divides experts over their hosts anew, and keeps the better plans; changes nothing once `stop` is set.
 
         Nor where what copies serve is decided at run time: their work is not known before.
-        With `group` experts are divided over groups of nodes, which hold them evenly.
+        With `group` experts are divided over groups of nodes, which hold them by their pace.
         """
         if self.stop.reason or self.problem.serving is not None:
             return plans, scores
         drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
         counts = expert_counts(drawn, plans.shape[2])
-        room, rates = self.problem.room, np.asarray(self.problem.model.machine.die.flops, float)
-        seconds = np.where(rates > 0, float(self.problem.model.costs.flops_per_token_expert) / np.maximum(rates, 1), 1)
+        room, pace, model = self.problem.room, self.problem.pace, self.problem.model
+        flops = np.asarray(model.machine.die.flops, float)
+        seconds = float(model.costs.flops_per_token_expert) / flops.sum() / pace
         groups = np.broadcast_to(np.arange(plans.shape[3]), (*plans.shape[:2], plans.shape[3]))
         groups = groups if group is None else group
         balanced = np.array(plans)
 
         def divided(at: tuple[int, int]) -> None:
             member = groups[at] == np.arange(groups[at].max() + 1)[:, None]
-            size = member.sum(axis=1)
+            spread = member * pace / (member @ pace)[:, None]
             plan, some = plans[at] @ member.T, counts[at[0], : self._affordable(plans[at])]
-            slowest = (member * seconds).max(axis=1) / size
+            slowest = (spread * seconds).max(axis=1)
             if len(some) >= LEAST_BATCHES and not is_even(plan, some, slowest) and not self.stop.reason:
-                held = self._divisible(np.where(member, room, 0).sum(axis=1))
-                balanced[at] = rebalance(plan > 0, some, slowest, held) / size @ member
+                held = np.divide(room, spread, out=np.full(spread.shape, np.inf), where=member).min(axis=1)
+                balanced[at] = rebalance(plan > 0, some, slowest, self._divisible(held)) @ spread
 
         every = list(itertools.product(range(plans.shape[0]), range(plans.shape[1])))
         for done, _ in enumerate(side_by_side(divided, every), start=1):

@@ -144,11 +144,10 @@ def random_starts(evaluator: Evaluator, candidates: int, seed: int) -> Plans:
     """Plans that fill nodes in random order with experts in random order; the same seed gives the same plans."""
     rng = np.random.default_rng([seed, 2])
     problem = evaluator.problem
-    flops = np.asarray(problem.model.machine.die.flops, float)
-    part = flops / flops.sum()
 
     def plan(frequency: np.ndarray) -> np.ndarray:
-        return filled_in_order(frequency, part, rng.permutation(len(frequency)), rng.permutation(len(part)))
+        order = rng.permutation(len(frequency)), rng.permutation(problem.num_nodes)
+        return filled_in_order(frequency, problem.pace, *order)
 
     return evaluator.legal(np.stack([[plan(layer) for _ in range(candidates)] for layer in problem.frequency]))
 

@@ -37,6 +37,7 @@ class Search(NamedTuple):
     frequency: Float[Array, "layer expert"]
     room: Float[Array, " node"]  # in experts
     hops: Float[Array, "node node2"]
+    pace: Float[Array, " node"]  # by which the nodes of a group divide what they hold
     aim: Objective
     serving: AbstractServing | None = None  # of copies, where that is decided at run time
 
@@ -45,13 +46,12 @@ def search_of(problem: PlacementProblem) -> Search:
     """Arguments of the chains of a problem."""
     array = partial(jnp.asarray, dtype=jnp.float32)
     hops = problem.model.machine.topology.hop_counts()
-    return Search(
-        problem.model, array(problem.frequency), array(problem.room), array(hops), problem.aim, problem.serving
-    )
+    arrays = (array(each) for each in (problem.frequency, problem.room, hops, problem.pace))
+    return Search(problem.model, *arrays, problem.aim, problem.serving)
 
 
 class Places(NamedTuple):
-    """Where a chain moves parts of experts: nodes, or groups of nodes that divide evenly what they hold.
+    """Where a chain moves parts of experts: nodes, or groups of nodes that divide by their pace what they hold.
 
     There are as many places as nodes; those without room stay empty.
     """
@@ -65,8 +65,11 @@ class Places(NamedTuple):
     def of(cls, search: Search, group: Int[Array, " node"]) -> "Places":
         """`group` numbers the group of every node from 0."""
         member = (group == jnp.arange(len(group))[:, None]).astype(search.hops.dtype)
-        spread = member / jnp.maximum(member.sum(axis=1, keepdims=True), 1)
-        room = member @ jnp.minimum(search.room, ENOUGH)
+        total = member @ search.pace
+        spread = member * search.pace / jnp.where(total > 0, total, 1)[:, None]
+        # A place is full when the first of its nodes is.
+        full = jnp.minimum(search.room, ENOUGH) / jnp.where(member > 0, spread, 1)
+        room = jnp.where(total > 0, jnp.where(member > 0, full, jnp.inf).min(axis=1), 0)
         return cls(member, spread, room, spread @ search.hops @ spread.T)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxmoe.engine import AbstractServing, Layer, serving_of
+from jaxmoe.engine.times import NODE
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement import PlanError
@@ -23,6 +24,8 @@ from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.results import Plan
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, WITHOUT_MESH
 
+ALIKE = 1e-4  # of the slowest node's time; nodes that differ by less are alike
+SLOWEST = 1e-6  # part of the fastest node's work that any node has
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
 
 
@@ -128,6 +131,26 @@ class PlacementProblem:
             return np.full(self.num_nodes, np.inf)
         room = np.asarray(capacity, float) / float(self.model.costs.expert_bytes) / len(self.trace.layer_ids)
         return room if self.model.mode == "sharded" else np.floor(room * (1 + 1e-6))
+
+    @cached_property
+    def pace(self) -> Float[np.ndarray, " node"]:
+        """The part of all work that each node has if all are to be done at once; sums to 1.
+
+        By compute and memory, as of a plan that shares every expert evenly by all nodes.
+        """
+        choices, nodes, costs = self.batch_tokens * self.trace.top_k, self.num_nodes, self.model.costs
+        touched = np.minimum(choices * self.expert_frequency, 1).sum(axis=1).mean()
+        of_each = (jnp.full(nodes, float(each)) for each in (choices / nodes, touched / nodes, self.batch_tokens))
+        seconds = np.asarray(costs.work(*of_each).busy(self.model.machine)[NODE], float)
+        if seconds.max() <= (1 + ALIKE) * seconds.min():  # a node that cannot compute takes for ever
+            return np.full(nodes, 1 / nodes)
+        pace = np.maximum(1 / seconds, SLOWEST / seconds.min())
+        return pace / pace.sum()
+
+    @property
+    def uneven(self) -> bool:
+        """Whether nodes are not alike in their pace."""
+        return bool(np.ptp(self.pace) > 0)
 
     @property
     def aim(self) -> Objective:

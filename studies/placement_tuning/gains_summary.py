@@ -5,7 +5,7 @@ from markdown_tables import Row, column, group, markdown
 
 SHOWN = {
     "shipped": "best shipped plan",
-    "shipped_by_rate": "shipped groups, dealt by rate",
+    "shipped_even": "best that deals evenly",
     "without_descent": "without descent",
     "without_moves": "without moves",
     "without_exchange": "without least_congested",

@@ -1,7 +1,7 @@
 """Gains where dies and links are not alike: ten uneven machines, and the even one of which most are made.
 
-Rows are those of `gains`, of one layer. What ships deals experts as if dies were alike. `shipped_by_rate` has the same
-groups of nodes and the same exchanges, but deals experts to groups, and divides them inside, by how fast dies compute.
+Rows are those of `gains`, of one layer. `shipped` may deal experts by how fast nodes are, by compute and memory, and
+divide them likewise inside groups; `shipped_even` deals as if nodes were alike.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import gains
-import numpy as np
 from cases import DEEPSEEK, MIXTRAL, Run
 from elsewhere import Searches
 from machines import LAYERS, inputs_of
 from scoring import SEED, Found
 
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.network import build_exchange
-from jaxmoe.placement.strategies import complete_hybrids, groups_of
+from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.results import least
@@ -88,44 +86,18 @@ MACHINES = (
 )
 
 
-def dealt_by_rate(
-    frequency: np.ndarray,
-    rate: np.ndarray,
-    group: np.ndarray,
-) -> np.ndarray:
-    """Whole experts dealt to groups of nodes and divided inside by rates, [expert, node].
-
-    The heaviest expert goes first, each to the group that is done first with it. `frequency` [expert], `rate` [node].
-    """
-    member = (group == np.arange(group.max() + 1)[:, None]) * rate
-    total, work = member.sum(axis=1), np.zeros(len(member))
-    host = np.zeros(len(frequency), int)
-    for expert in np.argsort(-frequency, kind="stable"):
-        host[expert] = np.argmin((work + frequency[expert]) / total)
-        work[host[expert]] += frequency[expert]
-    return (member / total[:, None])[host]
-
-
-def shipped_by_rate(problem: PlacementProblem) -> Found:
-    """The best plan that deals experts by rates to all nodes as one, to the groups of a complete hybrid or to single
-    nodes, as far as the memory has room for it, under its best exchange."""
-    machine = problem.model.machine
-    topology, rate, nodes = machine.topology, np.asarray(machine.die.flops, float), problem.num_nodes
-    groups = {"ring_both_ways": np.zeros(nodes, int), "": np.arange(nodes)}
-    groups |= {rings.name: groups_of(rings, topology) for rings in complete_hybrids(topology, problem.num_experts)}
+def shipped_even(problem: PlacementProblem) -> Found:
+    """The best shipped plan that deals experts as if nodes were alike, chosen on batches to tune on."""
+    topology, gathers = problem.model.machine.topology, tuple(problem.gathers)
+    even = [each.name for each in shipped_strategies(problem.frequency, topology, gathers, SEED)]
     with StopSwitch() as stop:
-        evaluator, ranked = Evaluator(problem, SEED, stop), []
-        for ring, group in groups.items():
-            plan = dealt_by_rate(problem.frequency[0], rate, group)[None, None]
-            # A plan that is made to fit may leave its groups, and the rings with them.
-            own = {ring: build_exchange(ring, topology)} if ring and evaluator.fits(plan).all() else {}
-            ranked.append(evaluator.under_best(evaluator.legal(plan)[:, 0], problem.gathers | own))
-    best = least(ranked)
+        strategies = Evaluator(problem, SEED, stop).strategies
+    best = least([strategies[name] for name in even if name in strategies])
     return Found(problem, best.plan, str(best.exchange[0]))
 
 
 def others(problem: PlacementProblem, _: Inputs) -> Searches:
-    return {"shipped_by_rate": lambda: shipped_by_rate(problem)}
+    return {"shipped_even": lambda: shipped_even(problem)}
 
 
 def cells(run: Run) -> Iterator[gains.Cell]:

@@ -66,6 +66,21 @@ def test_other_groups_ring_in_the_order_of_their_numbers():
     np.testing.assert_array_equal(ring_orders(Rings((2,)), mesh(2, 4)), [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
+def test_uneven_nodes_have_strategies_by_pace_beside_the_even_ones():
+    frequency, pace = np.random.default_rng(0).dirichlet(np.ones(10), 3), np.linspace(1, 2, 6)
+    even = shipped_strategies(frequency, RING_OF_SIX, ("least_loaded",), seed=0)
+    every = shipped_strategies(frequency, RING_OF_SIX, ("least_loaded",), seed=0, pace=pace)
+    added = every[len(even) :]
+    assert [each.name for each in every[: len(even)]] == [each.name for each in even]
+    alike = [each.name for each in even if each.name not in ("ep", "ep_random")]
+    assert [each.name for each in added] == [f"{name}_by_pace" for name in alike]
+    assert [each.by_pace for each in every] == [False] * len(even) + [True] * len(added)
+    for each in added:
+        Placement(each.share, None, "sharded", (0, 1, 2))
+    work = np.einsum("le,len->ln", frequency, added[0].share)
+    np.testing.assert_allclose(work, np.broadcast_to(pace / pace.sum(), work.shape), rtol=1e-5)
+
+
 def test_complete_hybrids_are_every_cut_into_at_most_as_many_groups_as_experts():
     cuts = {rings.groups for rings in complete_hybrids(mesh(4, 8), 8)}
     assert cuts == {(1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2)}

@@ -210,6 +210,28 @@ def test_experts_are_dealt_to_groups_by_load_by_hand():
     np.testing.assert_allclose(share, [[other, one, other, one]], rtol=1e-6)
 
 
+def test_uneven_nodes_are_dealt_by_when_they_are_done_by_hand():
+    # Paces 2, 1, 1. 6 -> node 0 (3 against 6), 4 -> node 1 (5 against 4), 3 -> node 2 (4.5 against 3), 2 -> node 0 (4).
+    frequency, pace = np.array([[6, 4, 3, 2]]), np.array([2.0, 1, 1])
+    np.testing.assert_array_equal(expert_parallel_balanced(frequency, 3, pace)[0].argmax(axis=1), [0, 1, 2, 0])
+    # A node that is slow gets no heavy expert, although it is idle.
+    assert expert_parallel_balanced(np.array([[5, 1]]), 2, np.array([10.0, 1]))[0, :, 0].tolist() == [1, 1]
+    np.testing.assert_allclose(tensor_parallel(1, 2, 3, pace), [[[0.5, 0.25, 0.25]] * 2])
+    # Groups of paces 3 and 1: 6 and 4 to the first (2, 10 / 3 against 4), 3 to the second, 2 to the first (4 against 5).
+    share = in_groups(frequency, np.array([0, 1, 0]), pace)
+    first, second = [2 / 3, 0, 1 / 3], [0, 1, 0]
+    np.testing.assert_allclose(share, [[first, first, second, first]], rtol=1e-6)
+
+
+@given(frequencies, st.integers(1, 9))
+def test_equal_paces_deal_as_none(frequency, nodes):
+    pace = np.full(nodes, 0.3)
+    np.testing.assert_array_equal(
+        expert_parallel_balanced(frequency, nodes, pace), expert_parallel_balanced(frequency, nodes)
+    )
+    np.testing.assert_allclose(tensor_parallel(1, 2, nodes, pace), tensor_parallel(1, 2, nodes), rtol=1e-6)
+
+
 def test_replicas_by_load_by_hand():
     # Five slots for three experts: 6 -> 3 + 3, then the 3s tie and the first gets it: 2 + 2 + 2. Of load 3 the next
     # expert comes first, on node 0; e0 goes to nodes 1 and 2 with a load of 2 each, then to 0, the least that has none.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +16,8 @@ from jaxmoe.experiment.table import add_shared, make_tables, study_options
 from jaxmoe.files import write_table
 from jaxmoe.traces import sample_batches, synthetic_trace
 from jaxmoe.tune.descent import TransportPlan, random_plans
+from jaxmoe.tune.evaluator import Evaluator
+from jaxmoe.tune.settings import StopSwitch
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
@@ -263,14 +266,18 @@ def test_balancers_have_equally_many_slots_on_every_node_and_their_best_rule(stu
     assert elsewhere.slots(replace(problem, trace=three), 2) == {}  # six slots on four nodes
 
 
-def test_experts_are_dealt_by_rates(study):
-    dealt = sys.modules["uneven"].dealt_by_rate
-    frequency, rate = np.array([6.0, 3.0, 2.0, 1.0]), np.array([3.0, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(dealt(frequency, rate, np.zeros(4, int)), np.tile(rate / 6, (4, 1)))
-    # The heaviest goes to the fast node, which is done at 2; the next to node 1, done at 3, as on node 0; and so on.
-    single = dealt(frequency, rate, np.arange(4))
-    assert single.argmax(axis=1).tolist() == [0, 0, 1, 2]
-    np.testing.assert_allclose(dealt(frequency, rate, np.array([0, 0, 1, 1]))[0], [0.75, 0.25, 0, 0])
+def test_the_even_row_has_no_plan_by_pace(study, problem):
+    uneven = sys.modules["uneven"]
+    flops = np.array([1.0, 1, 1, 8], np.float32) * 1e9
+    model = problem.model
+    die = replace(model.machine.die, flops=jnp.asarray(flops))
+    problem = replace(problem, model=replace(model, machine=replace(model.machine, die=die)))
+    with StopSwitch() as stop:
+        best = Evaluator(problem, uneven.SEED, stop).shipped
+    even, judging = uneven.shipped_even(problem), sample_batches(problem.trace, 16, 3, 7)
+    by_pace = uneven.Found(problem, best.plan, str(best.exchange[0]))
+    # Compute limits: the fast node has eight elevenths of the work, or a quarter.
+    assert by_pace.judged(judging).total.mean() < 0.7 * even.judged(judging).total.mean()
 
 
 def test_uneven_machines_differ_as_they_say(study, tmp_path, configs):

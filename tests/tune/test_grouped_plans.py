@@ -20,6 +20,12 @@ HALVES = jnp.asarray([0, 0, 1, 1])
 SINGLE = jnp.arange(NODES)
 
 
+def assert_by_pace(share: np.ndarray, pace: np.ndarray) -> None:
+    """The nodes of each half hold in proportion to their pace."""
+    for one, other in ((0, 1), (2, 3)):
+        np.testing.assert_allclose(share[..., one] * pace[other], share[..., other] * pace[one], rtol=1e-4)
+
+
 def numbers(temperature: float = 0.5, spread: float = 0.2) -> tuple[jax.Array, ...]:
     return jnp.asarray(temperature, jnp.float32), jnp.asarray(spread, jnp.float32)
 
@@ -36,6 +42,15 @@ def test_nodes_of_a_group_hold_the_same_and_groups_their_even_part(seed):
     np.testing.assert_array_equal(share[:, 2], share[:, 3])
     np.testing.assert_allclose(share.sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(np.asarray(frequency) @ share, 1 / NODES, rtol=0.02)
+
+
+def test_nodes_of_a_group_hold_by_their_pace():
+    frequency = jnp.asarray([0.5, 0.3, 0.2])
+    plan = GroupedPlan(jnp.zeros((3, NODES)), jnp.zeros(NODES), HALVES)
+    share = np.asarray(plan.share(frequency, jnp.asarray([0.3, 0.1, 0.4, 0.2]), *numbers(1.0)))
+    np.testing.assert_allclose(share[:, 0], 3 * share[:, 1], rtol=1e-5)
+    np.testing.assert_allclose(share[:, 2], 2 * share[:, 3], rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(frequency) @ share, [0.3, 0.1, 0.4, 0.2], rtol=1e-2)
 
 
 def test_single_nodes_as_groups_are_the_plan_without_groups():
@@ -71,7 +86,7 @@ def test_starts_over_different_groups_descend_together():
     assert (np.asarray(seconds)[-1] < 0.99 * np.asarray(seconds)[0]).all()
     np.testing.assert_array_equal(moved.plans.group, group)
     shares = np.asarray(descent.relaxed_shares(land, moved.plans, jnp.float32(0.3)))
-    np.testing.assert_array_equal(shares[:, 1, :, 0], shares[:, 1, :, 1])
+    assert_by_pace(shares[:, 1], problem.pace)
     assert (shares[:, 0, :, 0] != shares[:, 0, :, 1]).any()
 
 
@@ -85,7 +100,7 @@ def test_a_start_leans_to_the_plan_that_it_is_given():
     assert ((shares * (lean > 0)).sum(axis=-1) > 0.7).mean() > 0.9
 
 
-def test_moves_between_groups_keep_experts_even_inside_and_groups_within_their_room():
+def test_moves_between_groups_keep_experts_by_pace_inside_and_groups_within_their_room():
     problem = small_problem(room=EXPERTS / NODES + 0.5)
     dealt = np.zeros((LAYERS, 1, EXPERTS, NODES), np.float32)
     dealt[:, :, ::2, :2], dealt[:, :, 1::2, 2:] = 0.5, 0.5
@@ -96,17 +111,20 @@ def test_moves_between_groups_keep_experts_even_inside_and_groups_within_their_r
     )
     shares = np.asarray(shares)
     assert not np.array_equal(shares, dealt)
-    np.testing.assert_array_equal(shares[..., 0], shares[..., 1])
-    np.testing.assert_array_equal(shares[..., 2], shares[..., 3])
+    assert_by_pace(shares, problem.pace)
     assert (shares.sum(axis=2) <= problem.room * BRIM).all()
     seconds = local_search.seconds_of_all(search_of(problem), jnp.asarray(shares[:, 0]), problem.draw(4, 0))
     np.testing.assert_allclose(np.asarray(seconds).mean(axis=1), costs[:, 0], rtol=1e-5)
 
 
-def test_places_have_the_room_and_the_mean_distance_of_their_nodes():
+def test_places_are_full_when_a_node_is_and_have_the_mean_distance_of_their_nodes():
     search = search_of(small_problem(room=np.array([1.0, 2.0, 4.0, 8.0])))
+    search = search._replace(pace=jnp.asarray([0.4, 0.1, 0.25, 0.25]))
     places = Places.of(search, HALVES)
-    np.testing.assert_allclose(places.room, [3, 12, 0, 0])
+    np.testing.assert_allclose(places.spread[:2], [[0.8, 0.2, 0, 0], [0, 0, 0.5, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(places.room, [1 / 0.8, 4 / 0.5, 0, 0])
+    places = Places.of(search._replace(pace=jnp.full(NODES, 1 / NODES)), HALVES)
+    np.testing.assert_allclose(places.room, [2, 8, 0, 0])
     hops = np.asarray(search.hops)
     assert float(places.hops[0, 1]) == pytest.approx(hops[:2, 2:].mean())
 

@@ -2,12 +2,16 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_problem import EXPERTS, LAYERS, NODES, small_problem, small_trace
 
+from jaxmoe.hardware import node_memory
 from jaxmoe.traces import TraceError
 from jaxmoe.tune import problem as module
+from jaxmoe.tune.evaluator import Evaluator
+from jaxmoe.tune.settings import StopSwitch
 
 
 def test_the_trace_is_counted_once(monkeypatch):
@@ -30,6 +34,41 @@ def test_frequency_and_room_by_hand():
     chosen[chosen == 0] = 0.1
     np.testing.assert_allclose(problem.frequency, chosen / chosen.sum(axis=1, keepdims=True))
     np.testing.assert_allclose(problem.room, np.full(NODES, 2.0), rtol=1e-6)
+
+
+def with_machine(problem, bandwidth=None, **die):
+    """The problem on dies, and maybe memory, of other numbers."""
+    machine = problem.model.machine
+    dies = dataclasses.replace(machine.die, **{key: jnp.asarray(value) for key, value in die.items()})
+    memory = machine.memory if bandwidth is None else node_memory(jnp.asarray(bandwidth), None)
+    model = dataclasses.replace(problem.model, machine=dataclasses.replace(machine, die=dies, memory=memory))
+    return dataclasses.replace(problem, model=model)
+
+
+def test_pace_follows_what_limits_a_node():
+    problem = small_problem()
+    flops = np.asarray(problem.model.machine.die.flops)
+    np.testing.assert_allclose(problem.pace, flops / flops.sum(), rtol=1e-5)
+    assert problem.uneven
+    # Memory a thousand times slower than any die: bandwidths decide, and dies do not matter.
+    slow = with_machine(problem, bandwidth=np.array([1.0, 2, 3, 4]) * 1e3)
+    np.testing.assert_allclose(slow.pace, np.array([1, 2, 3, 4]) / 10, rtol=1e-5)
+
+
+def test_alike_nodes_have_exactly_equal_paces_and_a_dead_one_hardly_any():
+    alike = with_machine(small_problem(), flops=np.full(NODES, 3e9, np.float32))
+    assert alike.pace.tolist() == [1 / NODES] * NODES
+    assert not alike.uneven
+    dead = with_machine(small_problem(), flops=np.array([0, 1e9, 1e9, 1e9], np.float32))
+    np.testing.assert_allclose(dead.pace, [1e-6 / 3, 1 / 3, 1 / 3, 1 / 3], rtol=1e-5)
+
+
+def test_uneven_nodes_are_offered_plans_by_pace():
+    with StopSwitch() as stop:
+        names = set(Evaluator(small_problem(), 0, stop).strategies)
+        alike = with_machine(small_problem(), flops=np.full(NODES, 3e9, np.float32))
+        even = set(Evaluator(alike, 0, stop).strategies)
+    assert names - even == {name for name in names if name.endswith("_by_pace")} != set()
 
 
 def test_topics_count_alike_however_long_they_are():
