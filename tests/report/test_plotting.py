@@ -160,6 +160,21 @@ def test_opposite_arrows_do_not_overlap():
         assert (np.minimum(high[link], high[other]) <= np.maximum(low[link], low[other])).any()
 
 
+@pytest.mark.parametrize(("shape", "numbered"), [((2, 3), True), ((3, 12), False)])
+def test_a_mesh_names_its_rows_and_columns_and_tells_nodes_apart(monkeypatch, tmp_path, shape, numbered):
+    kept = []
+    monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure.axes[0]))
+    plot_mesh_loads(tmp_path / "mesh.png", shape, [panel(shape)], "mesh")
+    (axes,) = kept
+    assert axes.get_ylabel() == "row"
+    assert axes.get_xlabel() == ("column" if numbered else "column (node 12 row + column)")
+    places = {text.get_text(): text.get_position() for text in axes.texts}
+    expected = {"0": (0, 0), "1": (1, 0), "2": (2, 0), "3": (0, 1), "4": (1, 1), "5": (2, 1)}  # (column, row)
+    assert places == (expected if numbered else {})
+    down, up = axes.get_ylim()
+    assert down > up  # rows go down the page
+
+
 def test_drawing_leaves_the_global_state_of_matplotlib_alone():
     code = (
         "import sys, pathlib, tempfile; from jaxmoe.report import plot_layer_latency as p;"

@@ -40,6 +40,7 @@ class Figure:
     data: Mapping[str, Any]
     kind: str = "plain"
     height: int = 360  # CSS pixels
+    least_width: int = 0  # CSS pixels that what is written in it needs; a smaller screen scrolls the figure
     wide: bool = False  # takes the width of the page, while others stand side by side
 
 
