@@ -185,6 +185,7 @@ def draw_tokens(out: Path) -> None:
             for value, text in ((54, "paper: WSC 54 %"), (73, "paper: ER 73 %")):
                 axes.axhline(value, color=style.INK, linestyle="--" if value == 54 else ":", linewidth=1.2, label=text)
             axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             style.dress(axes, "tokens of a group", "time saved [%]")
             axes.set_title(f"{RULES[rule]}, {latency} ns a hop", fontsize=style.PANEL_SIZE)
             axes.label_outer()

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.report.html.blocks import (
-    STAGE_COLOURS,
     Block,
     Cell,
     Figure,
@@ -19,9 +18,10 @@ from jaxmoe.report.html.blocks import (
     seconds_unit,
 )
 from jaxmoe.report.html.summaries import agreement_figure, whole_model_blocks
-from jaxmoe.report.style import GUIDE, INK, strategy_colours
+from jaxmoe.report.style import GUIDE, INK, stage_colours, strategy_colours
 
 STAGES = ("dispatch", "compute", "combine")
+STAGE_COLOURS = stage_colours(STAGES)
 ROW = 30  # CSS pixels for a bar
 MARGIN, CELL = 190, 36  # CSS pixels for names and scale beside a map, and for a number in it
 MOST_TIMES = 3  # the fastest: where colours end, so that what takes far longer does not make all others alike
