@@ -255,7 +255,7 @@ def _draw(axes: Axes, panel: ScatterPanel, colours: Mapping[str, str], markers: 
     style.dress(axes, panel.xlabel, panel.ylabel, grid="both")
     if panel.logarithmic:
         axes.set(xscale="log", yscale="log")
-        style.log_ticks(axes.xaxis, axes.yaxis, few=1)
+        style.log_ticks(axes.xaxis, axes.yaxis, few=1.0)
     else:
         axes.locator_params(nbins=7)
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")

@@ -216,7 +216,7 @@ class _PlainNumbers(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def log_ticks(*axes: Axis, few: float = 2) -> None:
+def log_ticks(*axes: Axis, few: float = 2.0) -> None:
     """Plain numbers at the ticks of logarithmic axes, at those between powers of ten too where these are `few`."""
     for axis in axes:
         for formatted in (axis.set_major_formatter, axis.set_minor_formatter):
