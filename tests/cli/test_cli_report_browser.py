@@ -29,12 +29,13 @@ def browser():
 
 @pytest.fixture
 def opened(browser, run):
-    """Opens the page of a folder; in the end nothing may have gone wrong or been asked of a network."""
+    """Opens the page of a folder or of several; in the end nothing may have gone wrong or been asked of a network."""
     wrong, contexts = [], []
 
     def open_page(folder, width=1280):
-        assert run("report", folder).exit_code == 0
-        page_file = folder / "report.html"
+        several = folder if isinstance(folder, list) else [folder]
+        assert run("report", *several).exit_code == 0
+        page_file = several[0] / ("report.html" if len(several) == 1 else "compared.html")
         context = browser.new_context(viewport={"width": width, "height": 900})
         contexts.append(context)
         page = context.new_page()
@@ -250,3 +251,14 @@ def test_names_of_users_are_text(opened, tmp_path):
         assert EVIL in page.content().replace("&lt;", "<").replace("&gt;", ">")
         legend = page.locator(".legendtext").all_text_contents()
         assert EVIL in legend
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_runs_stand_side_by_side_on_every_screen(opened, tmp_path, width):
+    folders = [write_evaluated(tmp_path / name) for name in ("one", "a_run_whose_name_is_rather_long_for_a_phone")]
+    page = opened(folders, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    figure = page.locator("figure", has_text="Run by run")
+    assert figure.locator(".xtitle").all_text_contents() == ["time [µs]"]
+    assert figure.locator(".legendtext").all_text_contents() == [folder.name for folder in folders]
+    assert figure.locator(".barlayer .point").count() == 4  # two strategies of two runs
