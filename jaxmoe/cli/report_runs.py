@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxmoe.report.html import Block, Page, ReportError, Run, picture, runs_blocks
+from jaxmoe.report.html import Block, ComparedRun, Page, ReportError, picture, runs_blocks
 
 KINDS = {"evaluate": "strategies", "tune": "strategies", "simulate": "systems"}  # by command; those of a kind compare
 
@@ -15,7 +15,7 @@ KINDS = {"evaluate": "strategies", "tune": "strategies", "simulate": "systems"} 
 def runs_page(results: Sequence[Path], summaries: Sequence[Mapping[str, Any]], target: Path) -> Page:
     """The page for folders and their summaries. Raises `ReportError` where these cannot be compared."""
     _check_kinds(results, [str(summary.get("command", "sweep")) for summary in summaries])
-    runs = [Run(name, summary) for name, summary in zip(_names(results), summaries, strict=True)]
+    runs = [ComparedRun(name, summary) for name, summary in zip(_names(results), summaries, strict=True)]
     try:
         sections = runs_blocks(runs)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -17,7 +17,7 @@ from .loads import write_loads as write_loads
 from .page import Page as Page
 from .page import check_installed as check_installed
 from .page import write_page as write_page
-from .runs import Run as Run
+from .runs import ComparedRun as ComparedRun
 from .runs import runs_blocks as runs_blocks
 from .summaries import iterations_blocks as iterations_blocks
 from .summaries import network_blocks as network_blocks

@@ -13,7 +13,7 @@ ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """A run by its name, with what its command wrote as a summary."""
 
     name: str
@@ -43,7 +43,7 @@ class Run:
         return about | _flat(self.summary["scenario"])
 
 
-def runs_blocks(runs: Sequence[Run]) -> dict[str, list[Block]]:
+def runs_blocks(runs: Sequence[ComparedRun]) -> dict[str, list[Block]]:
     """Blocks by heading: times, and differences. The runs are of one kind; the first is what others are compared to."""
     simulated = runs[0].is_simulated
     seconds = {run.name: run.seconds for run in runs}
@@ -102,7 +102,7 @@ def _bars(seconds: Mapping[str, Mapping[str, float]], names: Sequence[str], labe
     return Figure("Run by run", "Click a name to hide it.", {"figure": shown}, height=height, wide=True)
 
 
-def _fastest(runs: Sequence[Run], factor: float, unit: str) -> TableBlock:
+def _fastest(runs: Sequence[ComparedRun], factor: float, unit: str) -> TableBlock:
     """The fastest of every run, what limits it, and tokens a second of the whole model."""
     rows: list[list[Cell]] = []
     for run in runs:
@@ -114,7 +114,7 @@ def _fastest(runs: Sequence[Run], factor: float, unit: str) -> TableBlock:
     return TableBlock("The fastest of each run", ["run", "fastest", f"time [{unit}]", "limit", "tokens/s"], rows)
 
 
-def _differences(runs: Sequence[Run]) -> list[Block]:
+def _differences(runs: Sequence[ComparedRun]) -> list[Block]:
     """Keys whose values are not the same in all runs; a key that a run does not have differs as well."""
     settings = [run.setting for run in runs]
     keys = dict.fromkeys(key for setting in settings for key in setting)
@@ -124,7 +124,7 @@ def _differences(runs: Sequence[Run]) -> list[Block]:
     rows = [[key, *(_text(setting.get(key, ABSENT)) for setting in settings)] for key in apart]
     blocks: list[Block] = []
     if "layers" in apart or any(key.startswith(("workload", "evaluation")) for key in apart):
-        blocks.append(Note("The runs do not have the same layers, text or batches; their times differ for that as well."))
+        blocks.append(Note("The runs do not have the same layers, text or batches: times differ for that too."))
     columns = ["key", *(run.name for run in runs)]
     return [*blocks, TableBlock("Keys that differ", columns, rows, "A dash is a key that a run does not have.")]
 
