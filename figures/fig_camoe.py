@@ -116,6 +116,7 @@ def draw_traffic(rows: Rows, slow: Rows, path: Path) -> None:
     left.axhline(1, color=GREY, linewidth=1)
     left.set_yscale("log")
     left.set_ylim(0.03, 1.8)
+    style.log_ticks(left.yaxis)
     left.set_xticks([at for at, _ in ticks], [text for _, text in ticks], rotation=60, fontsize=7.5)
     style.dress(left, "", "model over simulator")
     left.tick_params(axis="x", labelsize=7.5)

@@ -14,10 +14,11 @@ HERE = Path(__file__).resolve().parent
 TREE = "token_home_tree"
 WHO = ("hd_moe", "camoe", "moentwine", "wafer_gpu")  # expert_streaming takes many times as long, and is left out
 STAGES = {
-    "all-reduce": (("all_reduce_us",), style.PALETTE[4]),
-    "dispatch and combine": (("dispatch_us", "combine_us", "metadata_us"), style.PALETTE[1]),
-    "experts": (("compute_us", "fetch_us"), style.PALETTE[0]),
+    "all-reduce": ("all_reduce_us",),
+    "dispatch and combine": ("dispatch_us", "combine_us", "metadata_us"),
+    "experts": ("compute_us", "fetch_us"),
 }
+COLOURS = style.stage_colours(STAGES)
 
 
 def best(rows: Rows) -> dict[str, dict[str, float]]:
@@ -37,7 +38,7 @@ def parts_of(row: dict[str, str], unit: float) -> dict[str, float]:
     left_out = ("compute_us",) if row["papers"] == "wafer_gpu" else ()
     return {
         stage: sum(float(row[key] or 0) for key in keys if key in row and key not in left_out) / unit
-        for stage, (keys, _) in STAGES.items()
+        for stage, keys in STAGES.items()
     }
 
 
@@ -52,7 +53,7 @@ def draw(rows: Rows, path: Path) -> None:
         found = best(select(rows, machine=machine, seed="0"))
         for place, parts in enumerate(found.values()):
             bottom = 0.0
-            for stage, (_, colour) in STAGES.items():
+            for stage, colour in COLOURS.items():
                 axes.bar(
                     place, parts[stage], bottom=bottom, color=colour, width=0.7, label=stage if place == 0 else None
                 )

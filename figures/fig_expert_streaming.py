@@ -10,7 +10,17 @@ import numpy as np
 from matplotlib.colors import Normalize
 from tables import STUDIES, column, distinct, read_table, select
 
-from jaxmoe.report.style import PALETTE, dress, legend_below, marked_line, new_figure, node_colours, save
+from jaxmoe.report.style import (
+    PALETTE,
+    dress,
+    legend_below,
+    log_ticks,
+    marked_line,
+    new_figure,
+    node_colours,
+    save,
+    stage_colours,
+)
 
 HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "expert_streaming"
@@ -24,7 +34,7 @@ LAYER = (
     *("ep", "hydra", "ep_prefetch", "hydra_prefetch", "fse_tokens", "fse_tokens_prefetch"),
     *("fse_naive", "fse", "fse_paired", "fse_rule5"),
 )
-KINDS = {"send": 1, "receive": 3, "DDR": 0, "compute": 2}
+KINDS = {"send": "dispatch", "receive": "combine", "DDR": "memory", "compute": "compute"}  # the stages of like colours
 
 
 def layer(out: Path) -> None:
@@ -48,6 +58,7 @@ def layer(out: Path) -> None:
             axes.set_xticks(np.arange(len(tokens)), tokens)
         panels[1][place].axhline(32, color="black", linestyle="--", linewidth=1, label="32 MB, the paper's most")
         panels[1][place].set_yscale("log")
+        log_ticks(panels[1][place].yaxis)
     legend_below(figure, [panels[1][0]], columns=6)
     save(figure, out / "expert_streaming_layer.png")
 
@@ -171,6 +182,7 @@ def agreement(out: Path) -> None:
     axes.plot(ends, ends, color="grey", linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    log_ticks(axes.xaxis, axes.yaxis)
     dress(axes, "simulated layer time [ms]", "modelled layer time [ms]", "both")
     legend_below(figure, [axes], columns=2)
     save(figure, out / "expert_streaming_agreement.png")
@@ -183,11 +195,12 @@ def activity(out: Path) -> None:
         13, 6.4, "Qwen3-30B-A3B, 256 tokens, paired load: activity of four dies, and busy arrays over a layer"
     )
     upper, lower = figure.subplots(2, 1, height_ratios=[2, 1])
+    colours = stage_colours(KINDS.values())
     places = [(die, kind) for die in distinct(rows, "die") for kind in KINDS]
     for place, (die, kind) in enumerate(sorted(places)):
         mine = select(rows, die=die, kind=kind)
         begin, end = column(mine, "begin_s") * 1e6, column(mine, "end_s") * 1e6
-        upper.barh(np.full(len(mine), place), end - begin, left=begin, height=0.85, color=PALETTE[KINDS[kind]])
+        upper.barh(np.full(len(mine), place), end - begin, left=begin, height=0.85, color=colours[KINDS[kind]])
     upper.set_yticks(range(len(places)), [f"die {die} {kind}" for die, kind in sorted(places)])
     upper.tick_params(labelsize=7)
     dress(upper, "time [µs]", "", "x")

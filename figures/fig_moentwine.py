@@ -68,7 +68,7 @@ def draw_layouts(out: Path) -> None:
 
 
 def draw_layout(axes: Axes, rows: Rows) -> None:
-    """One mesh: row x downwards, column y to the right."""
+    """One mesh: rows `x` downwards, columns `y` to the right."""
     x, y, group, domain, place = (column(rows, key).astype(int) for key in ("x", "y", "group", "domain", "place"))
     for node in range(len(rows)):
         colour = to_rgba(style.PALETTE[domain[node] % len(style.PALETTE)], 0.35)
@@ -84,8 +84,8 @@ def draw_layout(axes: Axes, rows: Rows) -> None:
     axes.set_xlim(-0.6, y.max() + 0.6)
     axes.set_ylim(x.max() + 0.6, -0.6)
     axes.set_aspect("equal")
-    axes.set_xlabel("y (column)", fontsize=style.LABEL_SIZE)
-    axes.set_ylabel("x (row)", fontsize=style.LABEL_SIZE)
+    axes.set_xlabel("column", fontsize=style.LABEL_SIZE)
+    axes.set_ylabel("row", fontsize=style.LABEL_SIZE)
     axes.set_xticks(range(y.max() + 1))
     axes.set_yticks(range(x.max() + 1))
     axes.spines[:].set_visible(False)
@@ -185,6 +185,7 @@ def draw_tokens(out: Path) -> None:
             for value, text in ((54, "paper: WSC 54 %"), (73, "paper: ER 73 %")):
                 axes.axhline(value, color=style.INK, linestyle="--" if value == 54 else ":", linewidth=1.2, label=text)
             axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             style.dress(axes, "tokens of a group", "time saved [%]")
             axes.set_title(f"{RULES[rule]}, {latency} ns a hop", fontsize=style.PANEL_SIZE)
             axes.label_outer()

@@ -104,9 +104,10 @@ def draw_parts(out: Path) -> None:
     for axes, phase in zip(panels, phases, strict=True):
         mine = select(rows, phase=phase)
         steps = [row["step"] for row in mine]
+        colours = style.stage_colours(PARTS.values())
         for index, (key, name) in enumerate(PARTS.items()):
             places = np.arange(len(steps)) + (index - 1) * 0.27
-            axes.bar(places, column(mine, key), 0.27, color=style.PALETTE[index], label=name)
+            axes.bar(places, column(mine, key), 0.27, color=colours[name], label=name)
         axes.set_xticks(range(len(steps)), steps, rotation=35, ha="right")
         style.dress(axes, "", "µs a layer")
         title(axes, phase)
@@ -128,6 +129,7 @@ def draw_gradient(out: Path) -> None:
             for row, x, y in zip(mine, moved, found, strict=True):
                 axes.annotate(f" {row['every']}", (x, y), fontsize=style.TICK_SIZE, va="bottom")
         axes.set_xscale("log")
+        style.log_ticks(axes.xaxis)
         style.dress(axes, "weights moved in an iteration, GB", label, grid="both")
         title(axes, "numbers: iterations from one migration to the next")
     panels[0].set_ylim(bottom=0)
@@ -141,8 +143,7 @@ def draw_stream(out: Path) -> None:
     rows = table("stream")
     figure = style.new_figure(11, 6.6, "Two layers in the event simulator with experts that migrate, 4x4 dies, ER")
     panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 2))
-    stages = ("attention", "compute", "all_reduce", "dispatch", "combine", "migration")
-    colours = dict(zip(stages, ("#000000", "#8a8a8a", *style.PALETTE[:2], *style.PALETTE[2:4]), strict=True))
+    colours = style.stage_colours(distinct(rows, "stage"))
     for axes, links in zip(panels, distinct(rows, "links")[::-1][:1] + distinct(rows, "links")[:2], strict=True):
         mine = select(rows, links=links)
         base = 0.0

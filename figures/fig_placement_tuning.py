@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from panels import GroupPanel, plot_bar_panels, plot_dot_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.report import MeshPanel, plot_mesh_loads, style
+from jaxmoe.report import style
 
 HERE = Path(__file__).resolve().parent
 STUDY = STUDIES / "placement_tuning"
@@ -41,6 +41,12 @@ LEFT_OUT = {
     "without_exchange": "without least_congested",
     "shipped": "best shipped plan",
     "shipped_without_exchange": "best shipped plan without it",
+}
+HEADLINE = {
+    "tuned": "tuned",
+    "without_descent": "moves in place of the descent",
+    "shipped": "best usual plan",
+    "shipped_without_exchange": "best usual plan, older exchanges",
 }
 UNEVEN = {name: LEFT_OUT[name] for name in ("without_moves", "without_descent", "shipped")}
 UNEVEN |= {"shipped_even": "best that deals evenly"}
@@ -197,9 +203,9 @@ def draw_gap(axes: Axes, rows: Rows, machines: Rows) -> None:
         return
     at = np.arange(len(rows))
     compute, comm, least = (column(rows, key) for key in ("compute_us", "communication_us", "least_total_us"))
-    colours = list(style.strategy_colours(["compute", "communication"]).values())
-    axes.bar(at, compute, color=colours[0], label="compute")
-    axes.bar(at, comm, bottom=compute, color=colours[1], label="communication, best exchange")
+    colours = style.stage_colours(("compute", "communication"))
+    axes.bar(at, compute, color=colours["compute"], label="compute")
+    axes.bar(at, comm, bottom=compute, color=colours["communication"], label="communication, best exchange")
     axes.scatter(
         at, least, marker="_", s=120, color=style.INK, label="least of all such deals under any exchange", zorder=3
     )
@@ -217,6 +223,49 @@ def draw_gains(rows: Rows, out: Path) -> None:
     panel = gain_panel("one copy of every expert; dots are layers, lines their medians", copies, cells, LEFT_OUT)
     title = "What each part of tuning gives, on unseen requests"
     plot_dot_panels(out / "placement_tuning_gains.png", [panel], title, columns=1)
+
+
+def draw_headline(rows: Rows, out: Path) -> None:
+    """Time of a layer by plan, each under its best exchange, and the bound, where all parts of tuning were left out."""
+    copies = select(rows, copies="1")
+    cells = [cell for cell in distinct(copies, "cell") if cell.startswith("deepseek-v2-lite_4x8")]
+    title = "A layer of DeepSeek-V2-Lite on 4x8 dies, each plan under its best exchange"
+    figure = style.new_figure(10.4, 3.9, title)
+    panels = figure.subplots(1, len(cells), sharey=True)
+    for axes, cell in zip(panels, cells, strict=True):
+        draw_plans(axes, select(copies, cell=cell))
+        tflops, gbps = cell.split("_")[2:]
+        axes.set_title(f"{tflops[:-6]} TFLOP/s a die, {gbps[:-4]} GB/s a link", fontsize=style.PANEL_SIZE)
+    panels[0].invert_yaxis()
+    style.legend_below(figure, panels)
+    style.save(figure, out / "placement_tuning_headline.png")
+
+
+def draw_plans(axes: Axes, rows: Rows) -> None:
+    """Compute and communication of every plan, mean of its layers, with the ratio to the tuned plan's time.
+
+    Ratios are geometric means of layers, as in the study's table, with twice the standard error of their mean.
+    """
+    colours = style.stage_colours(("compute", "communication"))
+    longest = max(mean(rows, "total_us", strategy=name) for name in HEADLINE)
+    for place, name in enumerate(HEADLINE):
+        left = 0.0
+        for stage, colour in colours.items():
+            width = mean(rows, f"{stage}_us", strategy=name)
+            axes.barh(place, width, left=left, color=colour, height=0.62, label=stage, edgecolor="white")
+            left += width
+        own = select(rows, strategy=name)
+        ratio = float(np.exp(np.log(column(own, "over_tuned")).mean()))
+        interval = ratio * float(np.sqrt(((column(own, "interval") / column(own, "over_tuned")) ** 2).sum())) / len(own)
+        tuned = mean(rows, "total_us", strategy="tuned")
+        told = f"{left:.1f} µs" + (f", {ratio:.2f} ± {interval:.2f} times" if name != "tuned" else "")
+        axes.errorbar(left, place, xerr=interval * tuned, color=style.INK, capsize=3, linewidth=1.2)
+        axes.annotate(told, (left, place), (9, 0), textcoords="offset points", va="center", fontsize=style.TICK_SIZE)
+    bound = mean(rows, "bound_us", strategy="tuned")
+    axes.axvline(bound, color=style.INK, linestyle=":", linewidth=1.3, label="no plan is faster: lower bound")
+    style.dress(axes, f"time of a layer, mean of {len(own)} layers [µs]", "", grid="x")
+    axes.set_yticks(range(len(HEADLINE)), [*HEADLINE.values()])
+    axes.set_xlim(0, 1.62 * longest)
 
 
 def draw_uneven(rows: Rows, out: Path) -> None:
@@ -252,19 +301,6 @@ def gain_title(cell: str) -> str:
     return f"{MODELS[model]}\n{mesh}, 6hi FLOPs\n{power[:-6]} TFLOP/s\n{link[:-4]} GB/s"
 
 
-def draw_loads(rows: Rows, out: Path) -> None:
-    """Node and link loads of the published and the tuned plan, each under its best exchange."""
-    busy = defaultdict(list)
-    for row in rows:
-        busy[row["strategy"], row["exchange"], row["kind"]].append(float(row["seconds"]))
-    panels = [
-        MeshPanel(f"{name}, {exchange}", np.array(busy[name, exchange, "node"]), np.array(busy[name, exchange, "link"]))
-        for name, exchange in dict.fromkeys((row["strategy"], row["exchange"]) for row in rows)
-    ]
-    title = f"Layer {rows[0]['layer']} of Mixtral-8x7B, 4x8 mesh, 5 TFLOP/s, 50 GB/s: busy nodes and links"
-    plot_mesh_loads(out / "mixtral_4x8_loads.png", (4, 8), panels, title)
-
-
 def main() -> None:
     """Draw what there are tables for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -276,8 +312,8 @@ def main() -> None:
         ("sensitivity", draw_sensitivity),
         ("machines", draw_machines),
         ("gains", draw_gains),
+        ("gains", draw_headline),
         ("uneven", draw_uneven),
-        ("loads", draw_loads),
     ):
         if rows := read_table(given.tables / f"{name}.csv", missing_ok=True):
             draw(rows, given.out)

@@ -47,6 +47,7 @@ def draw_throughput(path: Path) -> None:
             _batches(axes, label)
         below.set_yscale("log")
         below.set_ylim(0.8, MOST_HOPS)
+        style.log_ticks(below.yaxis)
     panels[0, 0].set_ylabel("throughput, base by blocks [times]")
     panels[1, 0].set_ylabel("throughput, base on 3 dies [times]")
     panels[2, 0].set_ylabel("hops of base over own [times]")
@@ -105,6 +106,7 @@ def draw_host(path: Path) -> None:
         axes.axhspan(float(own[0]["published_least"]), float(own[0]["published_most"]), color=colour, alpha=0.2)
     _batches(axes, "requests in a batch")
     axes.set_yscale("log")
+    style.log_ticks(axes.yaxis)
     axes.set_ylabel("time added [%]; bands: the paper's ranges")
     _legend(figure, [axes])
     style.save(figure, path)
@@ -189,12 +191,13 @@ def draw_timeline(path: Path) -> None:
     """The same layer in the event simulator: when HBM channels, dies and links are busy."""
     rows = read_table(TABLES / "timeline.csv")
     figure = style.new_figure(11, 7, "One layer in the event simulator: pred, Qwen3-235B on Dojo, 4,096 requests")
-    kinds = (("hbm", "HBM channel", 0), ("node", "die computes", 2), ("link", "link, all 80", 1))
+    kinds = (("hbm", "HBM channel", "memory"), ("node", "die computes", "compute"), ("link", "link", "communication"))
+    colours = style.stage_colours(stage for *_, stage in kinds)
     panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.6))
-    for axes, (kind, label, colour) in zip(panels, kinds, strict=True):
+    for axes, (kind, label, stage) in zip(panels, kinds, strict=True):
         own = select(rows, kind=kind)
         number, begin, end = (column(own, key) for key in ("number", "begin_us", "end_us"))
-        axes.barh(number, end - begin, left=begin, height=0.8, color=style.PALETTE[colour])
+        axes.barh(number, end - begin, left=begin, height=0.8, color=colours[stage])
         style.dress(axes, "", label, grid="x")
     panels[-1].set_xlabel("time [µs]")
     style.save(figure, path)

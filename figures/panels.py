@@ -60,7 +60,8 @@ def _plot(
     width = float(np.clip(columns * _panel_width(panels), 6.4, WIDEST))
     figure = style.new_figure(width, 2.75 * rows + 1.1, title)
     grid = list(figure.subplots(rows, columns, squeeze=False, sharey="row").ravel())
-    colours = style.strategy_colours(name for panel in panels for name in panel.series)
+    names = [name for panel in panels for name in panel.series]
+    colours = (style.stage_colours if style.are_stages(names) else style.strategy_colours)(names)
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         draw(axes, panel, colours)
         last_of_column = place + columns >= len(panels)
@@ -254,6 +255,7 @@ def _draw(axes: Axes, panel: ScatterPanel, colours: Mapping[str, str], markers: 
     style.dress(axes, panel.xlabel, panel.ylabel, grid="both")
     if panel.logarithmic:
         axes.set(xscale="log", yscale="log")
+        style.log_ticks(axes.xaxis, axes.yaxis, few=1.0)
     else:
         axes.locator_params(nbins=7)
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")

@@ -255,12 +255,13 @@ def init(
 
 @app.command()
 def report(
-    results: options.ResultFolder,
+    results: options.ResultFolders,
     out: options.ReportFile = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Make one HTML page of a folder of results: figures to hover and filter, tables that sort, configuration.
 
+    Of several folders it compares the runs: times, keys that differ, pictures side by side.
     Of a folder of studies, such as studies/, it is a gallery: every claim, its pictures, and what was measured.
     The page holds all it needs and opens without a network. Needs the extra report.
 

@@ -59,6 +59,7 @@ def _write_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -
         link_ends=np.asarray(topology.link_ends),
         positions=np.asarray(topology.positions()),
         unit="s",
+        grid=topology.grid or (),
     )
     write_loads(folder.target("loads.npz"), loads)
 

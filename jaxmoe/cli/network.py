@@ -179,6 +179,7 @@ def write_matrix_loads(folder: OutputFolder, topology: AbstractTopology, finding
         link_ends=np.asarray(topology.link_ends),
         positions=np.asarray(topology.positions()),
         unit="B",
+        grid=topology.grid or (),
     )
     write_loads(folder.target("loads.npz"), loads)
 

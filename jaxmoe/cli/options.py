@@ -219,15 +219,23 @@ Kind = Annotated[
     str | None,
     typer.Argument(metavar="machines|models|scenarios|exchanges|systems|formats", help="What to tell in a line each."),
 ]
-ResultFolder = Annotated[
-    Path,
+ResultFolders = Annotated[
+    list[Path],
     typer.Argument(
-        metavar="DIR", help="The folder of results of any command or sweep, or a folder of studies.", show_default=False
+        metavar="DIR...",
+        help="The folder of results of any command or sweep, or a folder of studies; or several to compare, of "
+        "evaluate and tune or of simulate.",
+        show_default=False,
     ),
 ]
 ReportFile = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="The page to write; by default report.html in DIR.", show_default=False),
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="The page to write; by default report.html in DIR, of several compared.html in the first.",
+        show_default=False,
+    ),
 ]
 Wide = Annotated[
     bool, typer.Option("--wide", help="Print all columns: stages, p95, the simulator, energy; best at 120 columns.")

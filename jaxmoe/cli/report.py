@@ -1,7 +1,7 @@
-"""`jaxmoe report`: one HTML page of a folder of results, or of the studies of a folder."""
+"""`jaxmoe report`: one HTML page of a folder of results, of several side by side, or of the studies of a folder."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from jaxmoe.cli.earlier_results import SUMMARY
+from jaxmoe.cli.report_runs import runs_page
 from jaxmoe.report.html import (
     Block,
     Folded,
@@ -60,21 +61,28 @@ WITH_LOADS = ("tune", "evaluate", "network")  # another command in the folder le
 SHOWN_BY_DEFAULT = ("ep_balanced", "tuned")  # machines side by side
 
 
-def run(results: Path, out: Path | None) -> None:
-    """Read the folder and write the page. Raises `ReportError` or `OSError` where that cannot be done."""
-    if not results.is_dir():
-        raise ReportError(f"there is no folder {results}; give one that a command has written with --out")
-    target = results / "report.html" if out is None else out
+def run(results: Sequence[Path], out: Path | None) -> None:
+    """Read one folder, or several to compare, and write the page. Raises `ReportError` or `OSError`."""
+    for folder in results:
+        if not folder.is_dir():
+            raise ReportError(f"there is no folder {folder}; give one that a command has written with --out")
+    name = "report.html" if len(results) == 1 else "compared.html"
+    target = results[0] / name if out is None else out
     if target.is_dir():
-        raise ReportError(f"--out is {target}, a folder; give the name of a file, such as {target / 'report.html'}")
+        raise ReportError(f"--out is {target}, a folder; give the name of a file, such as {target / name}")
     if not target.parent.is_dir():
         raise ReportError(f"--out is {target}, but there is no folder {target.parent}; make it or give another file")
-    page = _page_of(results, target)
+    page = _page_of(results[0], target) if len(results) == 1 else _runs_page(results, target)
     try:
         write_page(target, page)
     except OSError as error:
         raise ReportError(f"--out: cannot write {target}: {error.strerror or error}; give another file") from error
     print(target)
+
+
+def _runs_page(results: Sequence[Path], target: Path) -> Page:
+    check_installed()
+    return runs_page(results, [_summary(folder) for folder in results], target)
 
 
 def _page_of(results: Path, target: Path) -> Page:

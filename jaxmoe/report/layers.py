@@ -11,7 +11,7 @@ from jaxmoe.report import style
 
 # Strategies compared layer by layer, and what their time is made of.
 
-PARTS = {"dispatch": "#56B4E9", "compute": "#4d4d4d", "combine": "#E69F00"}
+PARTS = style.stage_colours(("dispatch", "compute", "combine"))
 
 
 def plot_layer_latency(
@@ -126,7 +126,6 @@ def _stack(axes: Axes, names: list[str], times: np.ndarray, limits: Mapping[str,
 # How an optimiser came to its plan: what it minimised step by step, and what its plan took after each stage.
 
 _DASHES = ((0, (6, 2)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.5)), (0, (1, 1.2)))
-_STAGE_COLOURS = ("#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#E69F00")
 
 
 def plot_convergence(
@@ -170,7 +169,7 @@ def _draw_levels(axes: Axes, stages: Mapping[str, float], bound: float, factor: 
     for index, (name, value) in enumerate(stages.items()):
         axes.axhline(
             value * factor,
-            color=_STAGE_COLOURS[index % len(_STAGE_COLOURS)],
+            color=style.PALETTE[index % len(style.PALETTE)],
             linestyle=_DASHES[index % len(_DASHES)],
             linewidth=1.5,
             label=f"{name}: {value * factor:.4g} {unit}",

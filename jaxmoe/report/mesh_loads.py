@@ -41,9 +41,9 @@ def plot_mesh_loads(
 
     `measures` say what the values of nodes and of links are; seconds for which they are busy, if nothing is said.
 
-    Node (x, y) stands in row x and column y. Links are arrows, on the right of their way as one walks it; the
-    busier, the darker and thicker. The busiest node and link of each panel are outlined, unless a measure is a number
-    that only tells nodes apart.
+    Node `row * columns + column` stands in its row and column. Links are arrows, on the right of their way as one
+    walks it; the busier, the darker and thicker. The busiest node and link of each panel are outlined, unless a
+    measure is a number that only tells nodes apart.
     """
     style.check_not_empty("panels", panels)
     for panel in panels:
@@ -145,9 +145,14 @@ def _arrows(shape: tuple[int, int], width: np.ndarray) -> np.ndarray:
     return middle[:, None] + along[..., None] * forward[:, None] + across[..., None] * right[:, None]
 
 
+def _can_be_numbered(shape: tuple[int, int]) -> bool:
+    """Whether nodes are large enough for numbers that can be read."""
+    return max(shape) <= 10
+
+
 def _number_nodes(axes: Axes, shape: tuple[int, int], panel: MeshPanel, scale: Normalize) -> None:
-    if max(shape) > 10:
-        return  # too small to read
+    if not _can_be_numbered(shape):
+        return
     for node, time in enumerate(panel.node_value):
         row, column = divmod(node, shape[1])
         colour = "white" if scale(time) > 0.5 else style.INK
@@ -160,8 +165,9 @@ def _frame(axes: Axes, shape: tuple[int, int], panel: MeshPanel, measures: tuple
     axes.set_ylim(shape[0] - 0.5, -0.5)
     busiest = _busiest_text(panel, measures, wide=shape[1] > 3)
     axes.set_title(f"{panel.title}\n{busiest}", fontsize=style.PANEL_SIZE, color=style.INK)
-    axes.set_xlabel("y (column)", fontsize=style.LABEL_SIZE)
-    axes.set_ylabel("x (row)", fontsize=style.LABEL_SIZE)
+    formula = "" if _can_be_numbered(shape) else f" (node {shape[1]} row + column)"
+    axes.set_xlabel(f"column{formula}", fontsize=style.LABEL_SIZE)
+    axes.set_ylabel("row", fontsize=style.LABEL_SIZE)
     axes.label_outer()
     for axis, count in ((axes.xaxis, shape[1]), (axes.yaxis, shape[0])):
         axis.set_ticks(range(0, count, 1 if count <= 10 else 5))

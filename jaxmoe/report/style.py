@@ -78,7 +78,7 @@ def strategy_colours(names: Iterable[str]) -> dict[str, str]:
     wanted = list(dict.fromkeys(names))
     colours: dict[str, str] = {}
     for name in wanted:
-        fixed = _STRATEGY.get("".join(c for c in name.lower() if c.isalnum()))
+        fixed = _STRATEGY.get(_letters(name))
         if fixed is not None and PALETTE[fixed] not in colours.values():
             colours[name] = PALETTE[fixed]
     # Groups of another kind take the palette from its start; strategies of no fixed colour avoid those kept.
@@ -88,6 +88,44 @@ def strategy_colours(names: Iterable[str]) -> dict[str, str]:
     others = [name for name in wanted if name not in colours]
     colours.update({name: free[i % len(free)] for i, name in enumerate(others)})
     return {name: colours[name] for name in wanted}
+
+
+# A stage keeps its colour in every figure and page; "communication" is dispatch and combine together. Names are
+# compared as those of strategies are.
+_STAGE = {
+    "dispatch": 0,
+    "communication": 0,
+    "dispatchandcombine": 0,
+    "alltoall": 0,
+    "compute": 4,
+    "experts": 4,
+    "combine": 2,
+    "movement": 3,
+    "migration": 3,
+    "allreduce": 5,
+    "attention": 8,
+    "memory": 1,
+}
+
+
+def stage_colours(stages: Iterable[str]) -> dict[str, str]:
+    """A colour for every stage: its own where it has one, else the next that no stage has."""
+    wanted = list(dict.fromkeys(stages))
+    known = {stage: _STAGE.get(_letters(stage)) for stage in wanted}
+    free = [colour for index, colour in enumerate(PALETTE) if index not in _STAGE.values()]
+    others = [stage for stage, index in known.items() if index is None]
+    found = {stage: free[at % len(free)] for at, stage in enumerate(others)}
+    return {stage: found[stage] if index is None else PALETTE[index] for stage, index in known.items()}
+
+
+def are_stages(names: Iterable[str]) -> bool:
+    """Whether all of these are stages that have colours of their own."""
+    return all(_letters(name) in _STAGE for name in names)
+
+
+def _letters(name: str) -> str:
+    """Lower case, letters and digits only."""
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def strategy_markers(names: Iterable[str]) -> dict[str, str]:
@@ -178,11 +216,11 @@ class _PlainNumbers(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def log_ticks(*axes: Axis) -> None:
-    """Plain numbers at the ticks of logarithmic axes, at those between powers of ten too where these are few."""
+def log_ticks(*axes: Axis, few: float = 2.0) -> None:
+    """Plain numbers at the ticks of logarithmic axes, at those between powers of ten too where these are `few`."""
     for axis in axes:
         for formatted in (axis.set_major_formatter, axis.set_minor_formatter):
-            formatted(_PlainNumbers(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+            formatted(_PlainNumbers(labelOnlyBase=False, minor_thresholds=(few, few / 4)))
 
 
 def whole_number_ticks(axes: Axes, values: np.ndarray) -> None:

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from jaxmoe.report import style
-from jaxmoe.report.layers import PARTS
 from jaxmoe.report.mesh_loads import HEAD_LENGTH, LANE_OFFSET, NODE_SIDE
 
 # Outlines of the arrows that stand for directed links between vertices anywhere in the plane.
@@ -112,19 +111,12 @@ def plot_gantt(path: Path, rows: Sequence[GanttRow], title: str, until_s: float 
         style.check_lengths(f"stage of {row.label}", row.stage, "begin_s", row.begin_s)
     figure = style.new_figure(11.0, 1.8 + 0.23 * len(rows), title)
     axes = figure.subplots()
-    for stage, colour in _colours(rows).items():
+    for stage, colour in style.stage_colours(stage for row in rows for stage in row.stage).items():
         bars = np.concatenate([_bars(row, stage, at) for at, row in enumerate(rows)])
         axes.add_collection(PolyCollection(list(bars), facecolors=colour, linewidths=0, snap=False, label=stage))
     _frame(axes, rows, until_s)
     style.legend_below(figure, [axes])
     style.save(figure, path)
-
-
-def _colours(rows: Sequence[GanttRow]) -> dict[str, str]:
-    """Stages of a layer keep the colours they have in other figures; others take the palette."""
-    stages = list(dict.fromkeys(stage for row in rows for stage in row.stage))
-    others = [stage for stage in stages if stage not in PARTS]
-    return {stage: PARTS[stage] for stage in PARTS if stage in stages} | style.strategy_colours(others)
 
 
 def _bars(row: GanttRow, stage: str, at: int) -> np.ndarray:

@@ -293,7 +293,7 @@ def _stage_lines(tables: Tables) -> list[str]:
 def _equal_time_lines(tables: Tables) -> list[str]:
     return [
         f"{' '.join(row[key] for key in KEY)}, {row['budget_s']} s: {row['optimiser']} "
-        f"{1e6 * float(row['gathered_s']):.1f} us after {row['runs']} runs in {row['wall_s']} s"
+        f"{1e6 * float(row['gathered_s']):.1f} µs after {row['runs']} runs in {row['wall_s']} s"
         for row in tables.get("equal_time", [])
     ]
 

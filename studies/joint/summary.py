@@ -49,7 +49,7 @@ def percent(values: Iterable[float]) -> list[str]:
 
 def main() -> None:
     made: dict[tuple[str, str], list[Found]] = {}
-    head("case", "beside", "seed", "usual, us", "in turn", "at once", "gain", "unseen", "gate lost", "at once is")
+    head("case", "beside", "seed", "usual, µs", "in turn", "at once", "gain", "unseen", "gate lost", "at once is")
     keys = itemgetter("case", "gate_loss", "copies", "seed")
     for (case, loss, copies, seed), some in groupby(read_table(HERE / "joint.csv"), keys):
         parts = ", ".join(name for name, free in (("gate", float(loss)), ("copies", int(copies))) if free) or "-"

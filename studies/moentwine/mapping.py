@@ -131,7 +131,7 @@ def main() -> None:
             tuned, layout, _, wall = search(
                 problem_of(machine, tp, top_k, congested), known_layouts(machine, tp), seed=0
             )
-            print(machine, tp, top_k, congested, f"{tuned:.6g} us, {layout}, {wall:.4g} s", flush=True)
+            print(machine, tp, top_k, congested, f"{tuned:.6g} µs, {layout}, {wall:.4g} s", flush=True)
         return
     rows: list[Row] = []
     found: list[Row] = []

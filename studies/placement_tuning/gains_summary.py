@@ -30,7 +30,7 @@ def gains(rows: list[Row]) -> str:
         bound = f"{_geometric(tuned / column(by['tuned'], 'bound_us')):.2f}"
         held = by["tuned"][0]["experts_per_node"]
         lines.append([cell, copies, held, len(tuned), f"{tuned.mean():.2f}", *over, bound])
-    head = ["cell", "copies", "experts a node", "layers", "tuned, us", *(SHOWN[name] for name in there)]
+    head = ["cell", "copies", "experts a node", "layers", "tuned, µs", *(SHOWN[name] for name in there)]
     return markdown([*head, "tuned / bound"], lines)
 
 
@@ -58,7 +58,7 @@ def variations(rows: list[Row]) -> str:
             (row["cell"], row["copies"]): f"{float(row['over_tuned']):.3f} +- {float(row['interval']):.3f}"
             for row in of
         }
-        lines.append([variation, *(found.get(cell, "-") for cell in cells)])
+        lines.append([variation.replace(" us", " µs"), *(found.get(cell, "-") for cell in cells)])
     return markdown(["variation", *(f"{cell}, copies: {copies}" for cell, copies in cells)], lines)
 
 

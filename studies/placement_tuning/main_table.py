@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from cases import CASES, GIVEN_EXCHANGES, MIXTRAL, Case, Run
+from cases import CASES, GIVEN_EXCHANGES, Case, Run
 from scoring import QUICK, SEED, TREES, UNICASTS, Plan, Timed, timed, under_best, usual_plans
 
 from jaxmoe.experiment.comparison import placement_problem
@@ -32,10 +32,8 @@ COLUMNS = (
     "bound_us",
     "wall_s",
 )
-LOAD_COLUMNS = ("job", "case", "layer", "strategy", "exchange", "kind", "index", "seconds")
 PUBLISHED_SETTING = "lowest_host"
 KINDS = {"yes": (*UNICASTS, *TREES), "no": UNICASTS, PUBLISHED_SETTING: (PUBLISHED_SETTING,)}
-LOADS_LAYER = 16
 
 
 def gathers_of(trees: str, quick: bool) -> tuple[str, ...]:
@@ -86,19 +84,6 @@ def main_rows(case: Case, layer: int, trees: str, run: Run) -> Iterator[dict]:
         yield row | {"bound_us": f"{1e6 * bound:.4f}", "wall_s": f"{wall:.1f}"}
 
 
-def load_rows(run: Run) -> Iterator[dict]:
-    """How long nodes compute and links are busy, under the published and the tuned plan and their best exchanges."""
-    case = CASES[0]
-    inputs = case.inputs(run, LOADS_LAYER)
-    found, _ = compared(case, inputs, "yes", run)
-    for name in ("published", "tuned"):
-        about = {"case": case.name, "layer": LOADS_LAYER, "strategy": name, "exchange": found[name].exchange}
-        busy = {"node": found[name].time.node_time[0], "link": found[name].time.link_time[0]}
-        for kind, times in busy.items():
-            for index, seconds in enumerate(times):
-                yield about | {"kind": kind, "index": index, "seconds": f"{seconds:.6e}"}
-
-
 def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
     """One for every case, layer and kind of exchanges."""
     made = {}
@@ -109,7 +94,3 @@ def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
             for trees in ("yes", "no", *([PUBLISHED_SETTING] if own else [])):
                 made[f"main_{case.name}_{layer}_{trees}"] = lambda at=(case, layer, trees): list(main_rows(*at, run))
     return made
-
-
-def load_jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
-    return {f"loads_{MIXTRAL}": lambda: list(load_rows(run))}

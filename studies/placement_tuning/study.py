@@ -23,7 +23,6 @@ from jaxmoe.experiment.table import Table, add_shared, make_tables, study_option
 
 JOBS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "main": (main_table.jobs, main_table.COLUMNS),
-    "loads": (main_table.load_jobs, main_table.LOAD_COLUMNS),
     "sensitivity": (sensitivity.jobs, sensitivity.COLUMNS),
     "machines": (machines.jobs, machines.COLUMNS),
     "gaps": (gaps.jobs, gaps.COLUMNS),  # of the cells of `machines` that turn out to be far off

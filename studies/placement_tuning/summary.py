@@ -44,7 +44,7 @@ def main_table(rows: list[Row], trees: str) -> str:
         lines.append(
             [case.name, len(tuned), f"{tuned.mean():.1f}", exchanges(by["tuned"]), *over, f"{bound.mean():.2f}"]
         )
-    head = ["case", "layers", "tuned, us", "its exchange", *(f"over {name}" for name in STRATEGIES), "over the bound"]
+    head = ["case", "layers", "tuned, µs", "its exchange", *(f"over {name}" for name in STRATEGIES), "over the bound"]
     return markdown(head, lines)
 
 
@@ -90,7 +90,7 @@ def sensitivity(rows: list[Row]) -> str:
         won[cell[CELL.index("latency_ns")]][first["strategy"]] += 1
     names = sorted({name for counts in won.values() for name in counts})
     lines = ([f"{float(latency) / 1e3:g}", *(counts[name] for name in names)] for latency, counts in won.items())
-    return markdown(["hop latency, us", *(f"{name} wins" for name in names)], lines)
+    return markdown(["hop latency, µs", *(f"{name} wins" for name in names)], lines)
 
 
 def machines(rows: list[Row]) -> str:
@@ -142,8 +142,8 @@ def gaps(rows: list[Row], cells: list[Row]) -> str:
         bound = (f"{least:.1f}", f"{least / float(about['bound_us']):.2f}")
         first = (about["bound_us"], about["tuned_us"], about["shipped_over_tuned"])
         lines.append([*cell, *first, parts[0], nearest, other["groups"], parts[1], *bound])
-    head = ["machine", "model", "tokens", "bound, us", "tuned, us", "shipped / tuned", "TP, us", "TP: least / total"]
-    head += ["best other: groups", "us", "these deals, any exchange: at least, us", "that / bound"]
+    head = ["machine", "model", "tokens", "bound, µs", "tuned, µs", "shipped / tuned", "TP, µs", "TP: least / total"]
+    head += ["best other: groups", "µs", "these deals, any exchange: at least, µs", "that / bound"]
     return markdown(head, lines)
 
 
@@ -198,8 +198,8 @@ def any_exchange(rows: list[Row], deals: list[Row], cells: list[Row]) -> str:
         parts = f"{float(taken['compute_us']):.2f} + {float(taken['balanced_us']):.2f}"
         ratios = (f"{seconds / each:.2f}" for each in over)
         lines.append([*cell, tuned[cell]["tuned_us"], *ratios, taken["groups"], parts])
-    head = ["machine", "model", "tokens", "tuned, us", "tuned / least by single nodes", "/ least by trees"]
-    return markdown([*head, "/ balanced trees", "their groups", "their us"], lines)
+    head = ["machine", "model", "tokens", "tuned, µs", "tuned / least by single nodes", "/ least by trees"]
+    return markdown([*head, "/ balanced trees", "their groups", "their µs"], lines)
 
 
 def _of_tp(rows: list[Row]) -> str:

@@ -118,7 +118,7 @@ def told(rows: list[dict]) -> str:
 
     def gain(key: str) -> str:
         before, after = (np.mean([row[key] for row in rows if row["plan"] == plan]) for plan in ("eplb", "tuned"))
-        return f"{before:.2f} us, tuned {after:.2f}, {1 - after / before:.1%} less"
+        return f"{before:.2f} µs, tuned {after:.2f}, {1 - after / before:.1%} less"
 
     return f"{gain('later_us')}; simulated {gain('simulated_us')}"
 

@@ -47,7 +47,7 @@ def over_time() -> None:
         rows = read_table(path)
         print(
             path.stem,
-            "| policy | memory, patience, steps | layer us | moved GB | moving ms | us with moving, by steps",
+            "| policy | memory, patience, steps | layer µs | moved GB | moving ms | µs with moving, by steps",
         )
         for row in rows:
             print(" | ".join(list(row.values())[2:]))

@@ -46,8 +46,14 @@ def write_sweep(folder: Path, machines: int = 8, names: tuple[str, str] = ("ep_b
     return folder
 
 
-def write_evaluated(folder: Path, names: tuple[str, str] = ("tp", "ep"), name: str = "by hand") -> Path:
-    """Two strategies on two layers and two nodes; times are whole microseconds."""
+def write_evaluated(
+    folder: Path,
+    names: tuple[str, str] = ("tp", "ep"),
+    name: str = "by hand",
+    shape: tuple[int, int] | None = None,
+    exchanges: int = 2,
+) -> Path:
+    """Two strategies on two layers and two nodes, or on a mesh; times are whole microseconds."""
     folder.mkdir(parents=True)
     first, second = names
     #       dispatch, compute, combine, p95, best and its exchange, by layer
@@ -56,6 +62,8 @@ def write_evaluated(folder: Path, names: tuple[str, str] = ("tp", "ep"), name: s
         second: [(5, 4, 6, 18, 11, "tree"), (7, 4, 8, 20, 13, "tree")],
     }
     under = {first: {"ring": 15e-6, "tree": 14e-6}, second: {"ring": 17e-6, "tree": 12e-6}}
+    for seconds in under.values():
+        seconds |= {f"exchange {number}": 1.5e-5 + number * 1e-7 for number in range(exchanges - 2)}
     summary = {
         "command": "evaluate",
         "command_line": "jaxmoe evaluate by_hand.yaml",
@@ -66,14 +74,20 @@ def write_evaluated(folder: Path, names: tuple[str, str] = ("tp", "ep"), name: s
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     node = np.array([[[10, 10], [10, 10]], [[4, 1], [2, 4]]]) * 1e-6
+    positions = np.array([[0.0, 0.0], [1.0, 0.0]])
+    link = node / 2
+    if shape is not None:
+        positions = np.array([[column, row] for row in range(shape[0]) for column in range(shape[1])], float)
+        node = np.arange(4.0 * len(positions)).reshape(2, 2, -1) * 1e-6
     loads = MachineLoads(
         names=[*names],
         frames=["layer 3", "layer 5"],
         node=node,
-        link=node / 2,
+        link=link,
         link_ends=np.array([[0, 1], [1, 0]]),
-        positions=np.array([[0.0, 0.0], [1.0, 0.0]]),
+        positions=positions,
         unit="s",
+        grid=shape or (),
     )
     write_loads(folder / "loads.npz", loads)
     return folder

@@ -29,12 +29,13 @@ def browser():
 
 @pytest.fixture
 def opened(browser, run):
-    """Opens the page of a folder; in the end nothing may have gone wrong or been asked of a network."""
+    """Opens the page of a folder or of several; in the end nothing may have gone wrong or been asked of a network."""
     wrong, contexts = [], []
 
     def open_page(folder, width=1280):
-        assert run("report", folder).exit_code == 0
-        page_file = folder / "report.html"
+        several = folder if isinstance(folder, list) else [folder]
+        assert run("report", *several).exit_code == 0
+        page_file = several[0] / ("report.html" if len(several) == 1 else "compared.html")
         context = browser.new_context(viewport={"width": width, "height": 900})
         contexts.append(context)
         page = context.new_page()
@@ -70,7 +71,7 @@ def column(page, table, at):
     return page.locator(table).locator("tbody tr").evaluate_all(f"rows => rows.map(r => r.children[{at}].textContent)")
 
 
-@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("width", [390, 1600])
 def test_all_figures_are_drawn_on_every_screen(opened, tmp_path, width):
     for folder in (write_evaluated(tmp_path / "evaluated"), write_sweep(tmp_path / "swept")):
         page = opened(folder, width)
@@ -97,6 +98,46 @@ def test_the_gallery_shows_every_picture_on_every_screen(opened, tmp_path, pytes
         assert all(complete and natural > 100 and across > 100 for complete, natural, across in shown)
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_a_mesh_names_its_rows_columns_and_nodes(opened, tmp_path, width):
+    page = opened(write_evaluated(tmp_path / "run", shape=(2, 3)), width)
+    figure = page.locator("figure", has_text="Load of nodes and links")
+    for panel in (figure.locator(".plot").nth(at) for at in (0, 1)):
+        assert panel.locator(".xtitle").all_text_contents() == ["column"]
+        assert panel.locator(".ytitle").all_text_contents() == ["row"]
+        told = panel.locator(".textpoint").all_text_contents()
+        places = [each.bounding_box() for each in panel.locator(".textpoint").all()]
+        assert told == [str(node) for node in range(6)]
+        rows = [round(place["y"]) for place in places]
+        assert rows == [min(rows)] * 3 + [max(rows)] * 3  # of three columns: 0, 1, 2 above 3, 4, 5
+        assert max(rows) - min(rows) > 20
+        assert places[0]["x"] < places[1]["x"] < places[2]["x"]
+    assert "Node 3 x row + column" in figure.locator("figcaption").text_content()
+
+
+def test_a_network_of_no_mesh_has_no_axes(opened, tmp_path):
+    page = opened(write_evaluated(tmp_path / "run"))
+    figure = page.locator("figure", has_text="Load of nodes and links")
+    assert figure.locator(".xtitle, .ytitle, .xtick, .ytick").count() == 0
+
+
+def test_small_screens_scroll_what_they_cannot_show(opened, tmp_path):
+    page = opened(write_evaluated(tmp_path / "run", exchanges=12), 390)
+    figure = page.locator("figure", has_text="Under every exchange")
+    plots = figure.locator(".plots")
+    assert plots.evaluate("each => each.scrollWidth > each.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    sizes = figure.locator(".heatmap-label text").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect().height)"
+    )
+    assert len(sizes) == 24
+    assert min(sizes) >= 9
+    table = page.locator("section:first-of-type .scroll").first
+    table.evaluate("each => { each.scrollLeft = 200; }")
+    name = table.locator("tbody td").first
+    assert name.bounding_box()["x"] == pytest.approx(table.bounding_box()["x"], abs=1)  # names of rows stay in sight
 
 
 def test_the_slider_moves_the_picture(opened, tmp_path):
@@ -131,12 +172,13 @@ def test_a_table_sorts_by_numbers_up_and_down(opened, tmp_path):
     page = opened(write_evaluated(tmp_path / "run"))
     table = "section:first-of-type table"
     compute = page.locator(table).locator("th", has_text="compute")
-    assert column(page, table, 2) == ["10", "4"]
+    at = compute.evaluate("head => head.cellIndex")
+    assert column(page, table, at) == ["10.00", "4.00"]
     compute.locator("button").click()
-    assert column(page, table, 2) == ["4", "10"]
+    assert column(page, table, at) == ["4.00", "10.00"]
     assert compute.get_attribute("aria-sort") == "ascending"
     compute.locator("button").click()
-    assert column(page, table, 2) == ["10", "4"]
+    assert column(page, table, at) == ["10.00", "4.00"]
     page.locator(table).locator("th button").first.click()
     assert column(page, table, 0) == ["ep", "tp"]
 
@@ -209,3 +251,14 @@ def test_names_of_users_are_text(opened, tmp_path):
         assert EVIL in page.content().replace("&lt;", "<").replace("&gt;", ">")
         legend = page.locator(".legendtext").all_text_contents()
         assert EVIL in legend
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_runs_stand_side_by_side_on_every_screen(opened, tmp_path, width):
+    folders = [write_evaluated(tmp_path / name) for name in ("one", "a_run_whose_name_is_rather_long_for_a_phone")]
+    page = opened(folders, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    figure = page.locator("figure", has_text="Run by run")
+    assert figure.locator(".xtitle").all_text_contents() == ["time [µs]"]
+    assert figure.locator(".legendtext").all_text_contents() == [folder.name for folder in folders]
+    assert figure.locator(".barlayer .point").count() == 4  # two strategies of two runs

@@ -7,6 +7,7 @@ from matplotlib.image import imread
 
 from jaxmoe.report import GanttRow, plot_gantt, timeline
 from jaxmoe.report.layers import PARTS
+from jaxmoe.report.style import stage_colours
 
 ROWS = [
     GanttRow("link 0 -> 1", np.array([0.0, 2e-6, 9e-6]), np.array([1e-6, 3e-6, 1e-5]), ["dispatch"] * 2 + ["combine"]),
@@ -33,7 +34,9 @@ def test_bars_have_the_colours_of_their_stages(tmp_path, count):
 
 def test_stages_of_other_kinds_have_colours_too(tmp_path):
     plot_gantt(tmp_path / "a.png", [GanttRow("link 0 -> 1", np.zeros(1), np.ones(1), ["transfer"])], "traffic")
-    assert fills(tmp_path / "a.png", "#0072B2")
+    colour = stage_colours(["transfer"])["transfer"]
+    assert fills(tmp_path / "a.png", colour)
+    assert colour not in PARTS.values()
 
 
 def test_nothing_but_idle_rows_can_be_drawn(tmp_path):

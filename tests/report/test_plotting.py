@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
@@ -22,6 +23,7 @@ from jaxmoe.report import (
     plot_speedups,
     style,
 )
+from jaxmoe.report.html.comparison import STAGE_COLOURS
 
 rng = np.random.default_rng(0)
 
@@ -158,6 +160,43 @@ def test_opposite_arrows_do_not_overlap():
     low, high = arrows.min(axis=1), arrows.max(axis=1)
     for link, other in enumerate(reverse_links((3, 4))):
         assert (np.minimum(high[link], high[other]) <= np.maximum(low[link], low[other])).any()
+
+
+@pytest.mark.parametrize(("shape", "numbered"), [((2, 3), True), ((3, 12), False)])
+def test_a_mesh_names_its_rows_and_columns_and_tells_nodes_apart(monkeypatch, tmp_path, shape, numbered):
+    kept = []
+    monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure.axes[0]))
+    plot_mesh_loads(tmp_path / "mesh.png", shape, [panel(shape)], "mesh")
+    (axes,) = kept
+    assert axes.get_ylabel() == "row"
+    assert axes.get_xlabel() == ("column" if numbered else "column (node 12 row + column)")
+    places = {text.get_text(): text.get_position() for text in axes.texts}
+    expected = {"0": (0, 0), "1": (1, 0), "2": (2, 0), "3": (0, 1), "4": (1, 1), "5": (2, 1)}  # (column, row)
+    assert places == (expected if numbered else {})
+    down, up = axes.get_ylim()
+    assert down > up  # rows go down the page
+
+
+def test_a_stage_has_one_colour_under_all_its_names():
+    colours = style.stage_colours(["dispatch", "compute", "combine", "movement", "all_reduce", "attention", "memory"])
+    assert len(set(colours.values())) == 7
+    for name, stage in {"experts": "compute", "all-reduce": "all_reduce", "migration": "movement"}.items():
+        assert style.stage_colours([name])[name] == colours[stage]
+    others = style.stage_colours(["compute", "gate", "shared experts"])
+    assert others["compute"] == colours["compute"]
+    assert len({*others.values()} | {*colours.values()}) == 9  # those of no colour of their own take nobody's
+    assert style.are_stages(["dispatch", "All-to-all"])
+    assert not style.are_stages(["dispatch", "tuned"])
+
+
+def test_stages_have_one_palette_in_pictures_and_pages(monkeypatch, tmp_path):
+    kept = []
+    monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure.axes[0]))
+    plot_breakdown(tmp_path / "bars.png", {"tp": (1.0, 2.0, 3.0)}, "bars")
+    drawn = {bars.get_label(): to_hex(bars.patches[0].get_facecolor()) for bars in kept[0].containers}
+    assert drawn == {stage: colour.lower() for stage, colour in style.stage_colours(drawn).items()}
+    assert style.stage_colours(STAGE_COLOURS) == STAGE_COLOURS
+    assert drawn == {stage: colour.lower() for stage, colour in STAGE_COLOURS.items()}
 
 
 def test_drawing_leaves_the_global_state_of_matplotlib_alone():

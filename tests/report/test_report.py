@@ -1,6 +1,7 @@
 """The report's page: what users put in stays text, nothing is loaded, numbers and directions are right."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import jax.numpy as jnp
@@ -120,6 +121,14 @@ def test_numbers_have_the_digits_of_a_screen():
     assert rounded([["a", np.float32(0.25)], None]) == [["a", 0.25], None]
 
 
+def test_a_column_has_one_precision_where_its_numbers_are_of_like_size(tmp_path):
+    rows = [["a", 77.18, 3, 1e-6], ["b", 2.5, 10, 4.0], ["c", None, 7, 0.0]]
+    write_page(tmp_path / "p.html", Page("t", [], [("h", [TableBlock("t", ["name", "x", "n", "y"], rows)])]))
+    text = (tmp_path / "p.html").read_text(encoding="utf-8")
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", text)
+    assert cells == ["a", "77.18", "3", "1e-06", "b", "2.50", "10", "4", "c", "-", "7", "0"]
+
+
 # The machine.
 
 
@@ -138,6 +147,7 @@ def loads_of(topology, names=("one", "two"), frames=3, unit="s"):
         link_ends=np.asarray(topology.link_ends),
         positions=np.asarray(topology.positions()),
         unit=unit,
+        grid=topology.grid or (),
     )
 
 
@@ -149,6 +159,15 @@ def test_loads_are_read_as_they_were_written(tmp_path):
     np.testing.assert_allclose(again.node, loads.node, rtol=1e-6)
     np.testing.assert_allclose(again.link, loads.link, rtol=1e-6)
     np.testing.assert_array_equal(again.link_ends, loads.link_ends)
+    assert again.grid == (2, 3)
+
+
+def test_loads_of_a_version_without_grids_are_read(tmp_path):
+    arrays = {key: np.asarray(value) for key, value in vars(loads_of(mesh((2, 3)))).items() if key != "grid"}
+    np.savez(tmp_path / "loads.npz", **arrays)
+    again = read_loads(tmp_path / "loads.npz")
+    assert again.grid == ()
+    assert "title" not in loads_block(again, ["one"]).data["figure"]["layout"]["xaxis"]
 
 
 @pytest.mark.parametrize(

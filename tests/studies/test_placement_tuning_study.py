@@ -111,7 +111,7 @@ def test_cells_are_won_by_the_fastest(study):
         for name, us in zip(("tp_both_ways", "ep"), times, strict=True)
     ]
     lines = summary.sensitivity(rows).splitlines()
-    assert lines[0] == "| hop latency, us | ep wins | tp_both_ways wins |"
+    assert lines[0] == "| hop latency, µs | ep wins | tp_both_ways wins |"
     assert lines[2:] == ["| 0 | 0 | 1 |", "| 2 | 1 | 0 |"]
 
 

@@ -7,6 +7,7 @@ from .blocks import TableBlock as TableBlock
 from .comparison import comparison_blocks as comparison_blocks
 from .gallery import gallery as gallery
 from .gallery import is_gallery as is_gallery
+from .gallery import picture as picture
 from .gallery import plain_blocks as plain_blocks
 from .hardware import hardware_blocks as hardware_blocks
 from .loads import MachineLoads as MachineLoads
@@ -16,6 +17,8 @@ from .loads import write_loads as write_loads
 from .page import Page as Page
 from .page import check_installed as check_installed
 from .page import write_page as write_page
+from .runs import ComparedRun as ComparedRun
+from .runs import runs_blocks as runs_blocks
 from .summaries import iterations_blocks as iterations_blocks
 from .summaries import network_blocks as network_blocks
 from .summaries import trace_blocks as trace_blocks

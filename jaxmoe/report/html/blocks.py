@@ -10,18 +10,8 @@ import numpy as np
 from jaxmoe.errors import InputError
 from jaxmoe.report.style import INK, PALETTE, time_unit
 
-STAGE_COLOURS = {"dispatch": PALETTE[0], "compute": PALETTE[4], "combine": PALETTE[2], "movement": PALETTE[3]}
-OTHER_COLOURS = (PALETTE[1], PALETTE[5], PALETTE[6], PALETTE[0], PALETTE[4])  # stages that few systems have, in turn
 DIGITS = 5  # significant, of numbers in the page: what a screen cannot show is not worth its bytes
 TEMPLATES = ("hovertemplate",)  # keys whose texts are ours alone, with markup
-
-
-def stage_colours(stages: Iterable[str]) -> dict[str, str]:
-    """A colour for every stage: those that all layers have look alike everywhere."""
-    stages = list(stages)
-    others = [stage for stage in stages if stage not in STAGE_COLOURS]
-    found = {stage: OTHER_COLOURS[at % len(OTHER_COLOURS)] for at, stage in enumerate(others)}
-    return {stage: STAGE_COLOURS.get(stage) or found[stage] for stage in stages}
 
 
 class ReportError(InputError):
@@ -40,6 +30,7 @@ class Figure:
     data: Mapping[str, Any]
     kind: str = "plain"
     height: int = 360  # CSS pixels
+    least_width: int = 0  # CSS pixels that what is written in it needs; a smaller screen scrolls the figure
     wide: bool = False  # takes the width of the page, while others stand side by side
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.report.html.blocks import (
-    STAGE_COLOURS,
     Block,
     Cell,
     Figure,
@@ -19,11 +18,12 @@ from jaxmoe.report.html.blocks import (
     seconds_unit,
 )
 from jaxmoe.report.html.summaries import agreement_figure, whole_model_blocks
-from jaxmoe.report.style import GUIDE, INK, strategy_colours
+from jaxmoe.report.style import GUIDE, INK, stage_colours, strategy_colours
 
 STAGES = ("dispatch", "compute", "combine")
+STAGE_COLOURS = stage_colours(STAGES)
 ROW = 30  # CSS pixels for a bar
-EXCHANGES = ("exchange", "best_exchange")
+MARGIN, CELL = 190, 36  # CSS pixels for names and scale beside a map, and for a number in it
 MOST_TIMES = 3  # the fastest: where colours end, so that what takes far longer does not make all others alike
 
 
@@ -80,19 +80,26 @@ def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> TableBloc
         mean, ratio = of["mean"], float((_column(of, "best_total_s") / best).mean())
         own = [mean[f"{key}_s"] * factor for key in (*STAGES, "total", "p95_total")]
         under = mean["best_total_s"] * factor if of["comparable"] else None
-        exchanges = [_exchange_names(of, key) if key == "exchange" or of["comparable"] else None for key in EXCHANGES]
         fits = name if of["fits"] else f"{name} (does not fit)"
-        limits = [of.get("limit"), of.get("best_limit") if of["comparable"] else None]
-        rows.append([fits, *own, under, ratio, mean["des_total_s"] * factor, *exchanges, *limits])
+        best_one = [_exchange_names(of, "best_exchange"), of.get("best_limit")] if of["comparable"] else [None, None]
+        own_one = [_exchange_names(of, "exchange"), *own, mean["des_total_s"] * factor, of.get("limit")]
+        rows.append([fits, under, ratio, *best_one, *own_one])
     return TableBlock(
         f"Mean over layers, times in {unit}",
         [
-            *("strategy", *STAGES, "total", "p95", "total, best exchange", f"times as long as {reference}"),
-            *("simulated", "exchange", "best exchange", "limit", "limit, best exchange"),
+            *(
+                "strategy",
+                "total, best exchange",
+                f"times as long as {reference}",
+                "best exchange",
+                "limit of the best",
+            ),
+            *("own exchange", *STAGES, "total", "p95", "simulated", "limit"),
         ],
         rows,
         "A number behind an exchange is the layers that have it. Times as long: each under its best exchange, mean of "
-        "the layers. Simulated: the event simulator, on the batches it replays.",
+        "the layers. What follows the own exchange is under that. Simulated: the event simulator, on the batches it "
+        "replays.",
     )
 
 
@@ -167,7 +174,8 @@ def _exchanges(strategies: Mapping[str, Any], factor: float, unit: str) -> list[
     caption = (
         f"Time of a layer [{unit}], mean over layers and batches; strategies that leave traffic out are not compared."
     )
-    return [Figure("Under every exchange", caption, {"figure": shown}, height=210 + ROW * len(able))]
+    wide = MARGIN + CELL * len(exchanges)
+    return [Figure("Under every exchange", caption, {"figure": shown}, height=210 + ROW * len(able), least_width=wide)]
 
 
 def _layer_axis(layers: Sequence[int]) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from jaxtyping import Float, Int
 from scipy.spatial import cKDTree
 
 from jaxmoe.files import atomic_write
-from jaxmoe.report.html.blocks import Figure, ReportError, figure, rounded
+from jaxmoe.report.html.blocks import Figure, ReportError, axis, figure, rounded
 from jaxmoe.report.style import LINK_BYTES, LINK_TIME, NODE_BYTES, NODE_TIME
 
 MOST_NUMBERS = 1_000_000  # in the page; of more, evenly spaced frames are shown
 LANE = 0.14  # how far a link is drawn beside the line that joins its ends, to its right; of the least distance
+BAR_ROOM = 64  # CSS pixels for a colour bar with its title and ticks
+MOST_TICKS = 12  # of a side that has a number at every row
 VIRIDIS, MAGMA = "Viridis", "Magma"
 
 
@@ -23,7 +25,7 @@ class MachineLoads:
     """Loads by name (a strategy) and frame (a layer, or a traffic matrix).
 
     `unit` is `s` where values are busy seconds, and `B` where nodes received and links carried bytes. Vertices after
-    the nodes are switches.
+    the nodes are switches. `grid` has the rows and columns of a mesh, whose positions are (column, row), else nothing.
     """
 
     names: list[str]
@@ -33,6 +35,7 @@ class MachineLoads:
     link_ends: Int[np.ndarray, "link 2"]
     positions: Float[np.ndarray, "vertex 2"]  # to the right, and down
     unit: str
+    grid: tuple[int, ...] = ()
 
 
 def write_loads(path: Path, loads: MachineLoads) -> None:
@@ -47,9 +50,13 @@ def read_loads(path: Path) -> MachineLoads:
     """Read what `write_loads` has written. Raises `ReportError` naming the file where it is something else."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {each.name: file[each.name] for each in fields(MachineLoads)}
+            # Files of versions that had no grid are read as well.
+            arrays = {
+                each.name: file[each.name] for each in fields(MachineLoads) if each.name != "grid" or "grid" in file
+            }
         names, frames, unit = arrays.pop("names").tolist(), arrays.pop("frames").tolist(), str(arrays.pop("unit"))
-        loads = MachineLoads(names=names, frames=frames, unit=unit, **arrays)
+        grid = tuple(int(side) for side in arrays.pop("grid", np.array([])))
+        loads = MachineLoads(names=names, frames=frames, unit=unit, grid=grid, **arrays)
         _check(loads)
     except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
         raise ReportError(
@@ -95,9 +102,14 @@ def loads_block(loads: MachineLoads, shown: list[str]) -> Figure:
     )
     caption = (
         "Squares are nodes, arrows are directed links; the darker, the busier. The busiest of each are outlined. One "
-        f"scale for all that the slider shows.{left_out}"
+        f"scale for all that the slider shows.{_numbering(loads)}{left_out}"
     )
     return Figure("Load of nodes and links", caption, data, kind="loads", height=420, wide=True)
+
+
+def _numbering(loads: MachineLoads) -> str:
+    """How nodes of a mesh are counted."""
+    return f" Node {loads.grid[1]} x row + column; rows go down." if len(loads.grid) == 2 else ""
 
 
 def _machine(loads: MachineLoads, titles: list[tuple[str, str]]) -> dict[str, Any]:
@@ -106,12 +118,13 @@ def _machine(loads: MachineLoads, titles: list[tuple[str, str]]) -> dict[str, An
     lines = np.stack([start, end, np.full_like(start, np.nan)], axis=1).reshape(-1, 2)
     arrows, angles = _arrows(start, end, _spacing(loads.positions))
     nodes = loads.node.shape[-1]
-    node_text = [f"node {node}" for node in range(nodes)]
+    node_text = [str(node) for node in range(nodes)]
     link_text = [f"link {a} to {b}" for a, b in loads.link_ends]
     traces = [
         {"type": "scatter", "mode": "lines", "x": lines[:, 0], "y": lines[:, 1], "hoverinfo": "skip"}
         | {"line": {"color": "#d5d5d5", "width": 1}},
-        _coloured(loads.positions[:nodes], node_text, titles[0], VIRIDIS, "square", "bottom"),
+        _coloured(loads.positions[:nodes], node_text, titles[0], VIRIDIS, "square", "bottom")
+        | {"hovertemplate": f"node %{{text}}<br>%{{marker.color:.4g}} {titles[0][1]}<extra></extra>"},
         _coloured(arrows, link_text, titles[1], MAGMA, "triangle-up", "top", angle=angles),
     ]
     switches = loads.positions[nodes:]
@@ -122,14 +135,22 @@ def _machine(loads: MachineLoads, titles: list[tuple[str, str]]) -> dict[str, An
             | {"hoverinfo": "text", "text": [f"switch {nodes + index}" for index in range(len(switches))]}
         )
     low, high = loads.positions.min(axis=0) - 0.6, loads.positions.max(axis=0) + 0.6
-    plain = {"showgrid": False, "zeroline": False, "showticklabels": False, "fixedrange": True}
+    across, down = _axis(loads, "column"), _axis(loads, "row")
     return figure(
         [_listed(trace) for trace in traces],
         showlegend=False,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        xaxis=plain | {"range": [low[0], high[0]], "constrain": "domain"},
-        yaxis=plain | {"range": [high[1], low[1]], "scaleanchor": "x", "constrain": "domain"},
+        margin={"l": 8, "r": 8, "t": BAR_ROOM, "b": BAR_ROOM},
+        xaxis=across | {"range": [low[0], high[0]], "constrain": "domain"},
+        yaxis=down | {"range": [high[1], low[1]], "scaleanchor": "x", "constrain": "domain"},
     )
+
+
+def _axis(loads: MachineLoads, name: str) -> dict[str, Any]:
+    """An axis of a mesh with its name and numbers; of another network, whose positions mean nothing, a blank one."""
+    plain = {"showgrid": False, "zeroline": False, "fixedrange": True}
+    if not loads.grid:
+        return plain | {"showticklabels": False}
+    return axis(name) | plain | {"tickformat": "d", "dtick": 1 if max(loads.grid) <= MOST_TICKS else 4}
 
 
 def _coloured(
@@ -141,9 +162,10 @@ def _coloured(
         "orientation": "h",
         "thickness": 10,
         "len": 0.9,
-        "y": -0.02 if side == "bottom" else 1.02,
-        "yanchor": "top" if side == "bottom" else "bottom",
-        "title": {"text": f"{label} [{unit}]", "side": "top", "font": {"size": 12}},
+        "yref": "container",
+        "y": 0.0 if side == "bottom" else 1.0,
+        "yanchor": side,
+        "title": {"text": f"{label} [{unit}]", "side": "bottom", "font": {"size": 12}},
     }
     marker = {
         "symbol": symbol,

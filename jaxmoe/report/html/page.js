@@ -5,6 +5,8 @@ const CONFIG = {displaylogo: false, responsive: true, plotlyServerURL: "", showT
   modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d", "toggleSpikelines"]};
 const FADED = "#dedede";
 const MARK = "#00E5FF";  // outlines the busiest
+const INK = "#222222";
+const NODE_SIDE = 0.48;  // of the distance between neighbours
 
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const copy = (value) => JSON.parse(JSON.stringify(value));
@@ -51,10 +53,13 @@ async function drawLoads(data, {controls, plots, plot}) {
   const update = () => Promise.all(panels.map((panel, at) => {
     const name = chosen[at], node = data.node[name][frame], link = data.link[name][frame];
     const [nodeMax, linkMax] = [largest(data.node), largest(data.link)];
-    const unit = Math.min(panel.clientWidth / data.extent[0], panel.clientHeight / data.extent[1]) * 0.85 * data.spacing;
+    const {xaxis} = panel._fullLayout, unit = Math.abs(xaxis.l2p(1) - xaxis.l2p(0)) * data.spacing;
+    const side = Math.max(unit * NODE_SIDE, 5), readable = side >= 9 + 4 * String(node.length - 1).length;
     return Plotly.restyle(panel, {
       "marker.color": [node, link], "marker.cmax": [nodeMax, linkMax],
-      "marker.size": [Math.max(unit * 0.48, 5), link.map((value) => Math.max(unit * (0.1 + 0.08 * value / linkMax), 4))],
+      "marker.size": [side, link.map((value) => Math.max(unit * (0.1 + 0.08 * value / linkMax), 4))],
+      "mode": [readable ? "markers+text" : "markers", "markers"],
+      "textfont.color": [node.map((value) => (value > nodeMax / 2 ? "#fff" : INK)), INK],
       "marker.line.color": [marks(node, MARK, "#fff"), marks(link, MARK, "#9a9a9a")],
       "marker.line.width": [marks(node, 3, 0), marks(link, 2, 0.3)],
     }, [1, 2]);

@@ -1,7 +1,7 @@
 """The page itself: HTML that holds everything it shows, and loads nothing."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -12,13 +12,15 @@ from typing import Any
 from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.report.html.blocks import Block, Cell, Figure, Folded, FoldedProse, Picture, Prose, ReportError, TableBlock
-from jaxmoe.report.style import digits
+from jaxmoe.report.style import aligned, digits
 
 # Nothing may be loaded, whatever a figure asks for. Plotly's parallel coordinates compile code of their own.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
 )
+
+LIKE = 1000  # times as large is not of like size
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,10 @@ def _block(block: Block, drawn: dict[str, Any], alone: bool) -> str:
     if isinstance(block, Figure):
         key = f"figure-{len(drawn)}"
         drawn[key] = {"kind": block.kind, **block.data}
+        size = f"height:{block.height}px" + (f";min-width:{block.least_width}px" if block.least_width else "")
         return (
             f'<figure id="{key}" class="{"whole" if block.wide or alone else "half"}"><h3>{escape(block.title)}</h3>'
-            f'<div class="controls"></div><div class="plots"><div class="plot" style="height:{block.height}px"></div>'
+            f'<div class="controls"></div><div class="plots"><div class="plot" style="{size}"></div>'
             f"</div><figcaption>{escape(block.caption)}</figcaption></figure>"
         )
     if isinstance(block, Picture):
@@ -140,16 +143,22 @@ def _table(table: TableBlock) -> str:
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(name)}</button></th>' for name in table.columns
     )
-    rows = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in table.rows)
+    texts = zip(*(_shown(column) for column in zip(*table.rows, strict=True)), strict=True)
+    rows = "".join(f"<tr>{''.join(map(_cell, *row))}</tr>" for row in zip(table.rows, texts, strict=True))
     return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _cells(row: Sequence[Cell]) -> Iterator[str]:
-    for value in row:
-        if value is None:
-            yield "<td class='number'>-</td>"
-        elif isinstance(value, str):
-            yield f"<td>{escape(value)}</td>"
-        else:
-            shown = str(value) if isinstance(value, int) else digits(value, 4)
-            yield f'<td class="number" data-value="{float(value)!r}">{shown}</td>'
+def _shown(column: Sequence[Cell]) -> Sequence[str]:
+    """Texts of a column: with one precision where its numbers are of like size."""
+    sizes = [abs(value) for value in column if isinstance(value, float) and value]
+    if sizes and max(sizes) <= LIKE * min(sizes) and not any(isinstance(value, str) for value in column):
+        return aligned(column)  # type: ignore[arg-type]
+    return [digits(value, 4) if isinstance(value, float) else "-" if value is None else str(value) for value in column]
+
+
+def _cell(value: Cell, shown: str) -> str:
+    if value is None:
+        return f"<td class='number'>{shown}</td>"
+    if isinstance(value, str):
+        return f"<td>{escape(shown)}</td>"
+    return f'<td class="number" data-value="{float(value)!r}">{shown}</td>'

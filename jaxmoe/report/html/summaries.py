@@ -15,9 +15,8 @@ from jaxmoe.report.html.blocks import (
     choices,
     figure,
     seconds_unit,
-    stage_colours,
 )
-from jaxmoe.report.style import GUIDE, PALETTE, byte_unit, strategy_colours
+from jaxmoe.report.style import GUIDE, PALETTE, byte_unit, stage_colours, strategy_colours
 
 COMPARED = ("dispatch", "compute", "combine", "total")
 
@@ -173,18 +172,18 @@ def iterations_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     own = [OWN] if all(OWN in run for run in runs.values()) else []
     rows: list[list[Cell]] = []
     for name, run in runs.items():
-        times = [run["mean"][f"{stage}_s"] * factor for stage in (*stages, "total")]
         speedup = slow / sum(run["total_s"])
-        times = [*times, run["p95_total_s"] * factor, speedup]
+        spent = [run["mean"][f"{stage}_s"] * factor for stage in stages]
+        times = [run["mean"]["total_s"] * factor, speedup, run["p95_total_s"] * factor, *spent]
         rows.append([name, *times, *(run[key] for key in own), run.get("limit")])
     table = TableBlock(
         f"Mean over {summary['iterations']} iterations, all layers together, times in {unit}",
         [
             "system",
-            *stages,
             "total",
+            f"times as fast as {baseline}",
             "p95",
-            f"speed-up over {baseline}",
+            *stages,
             *(key.replace("_", " ") for key in own),
             "limit",
         ],
