@@ -243,6 +243,7 @@ def init(
     trace: options.NewTrace = None,
     system: options.NewSystem = "static",
     batch_tokens: options.NewBatch = None,
+    all_keys: options.AllKeys = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Write a scenario of your own, scenario.yaml, in which every key is explained.
@@ -256,7 +257,7 @@ def init(
         name = f"{Path(model).stem}_{Path(machine).stem}"
         scenario = new_scenario(name, machine, model, trace, system, batch_tokens)
         tell_model(scenario.model)
-        text = commented(scenario)
+        text = commented(scenario, all_keys)
         with atomic_write(folder.target(SCENARIO)) as aside:
             aside.write_text(f"# Written by {command_line.get()}\n\n{text}", encoding="utf-8")
         verb = "evaluate" if system == "static" else "simulate"

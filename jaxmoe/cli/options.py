@@ -280,6 +280,9 @@ NewSystem = Annotated[
 NewBatch = Annotated[
     int | None, typer.Option("--batch-tokens", metavar="N", min=1, help="Tokens in a batch.", show_default=False)
 ]
+AllKeys = Annotated[
+    bool, typer.Option("--all-keys", help="Write what the files of machine and model leave to defaults, too.")
+]
 CalibratedMachine = Annotated[
     Path, typer.Argument(metavar="MACHINE", help="The machine as far as it is known, a YAML file.", show_default=False)
 ]
