@@ -72,5 +72,6 @@ print("model, us:    ", 1e6 * run.time.total[3])  # of each layer
 print("simulator, us:", 1e6 * (replayed.seconds + replayed.movement))
 
 # %% [markdown]
-# Now let `step` copy nothing where the hottest expert has less than half of all choices. `jm.METHODS.register("hottest",
-# Hottest)` makes it a system that scenarios name (`jaxmoe/README.md`, "Your own method").
+# Now let `step` copy nothing where the hottest expert has less than half of all choices.
+# `jm.METHODS.register("hottest", Hottest)` makes it a system that scenarios name
+# (`jaxmoe/README.md`, "Your own method").
