@@ -43,7 +43,6 @@ class _Verbs(TyperGroup):
 
 app = typer.Typer(
     cls=_Verbs,
-    add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     help="How long Mixture-of-Experts layers take on machines of many chips, and where their experts should live.",
@@ -66,6 +65,9 @@ def tune(
     time_limit: options.TimeLimit = None,
     hardware: options.HardwareSpace = None,
     wide: options.Wide = False,
+    csv: options.Csv = None,
+    latex: options.Latex = None,
+    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -88,6 +90,9 @@ def evaluate(
     overrides: options.Overrides = None,
     layers: options.Layers = None,
     wide: options.Wide = False,
+    csv: options.Csv = None,
+    latex: options.Latex = None,
+    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -112,6 +117,7 @@ def validate(
     layers: options.Layers = None,
     timeline: options.Timeline = None,
     timeline_of: options.TimelineOf = None,
+    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -135,6 +141,7 @@ def simulate(
     layers: options.Layers = None,
     timeline: options.Timeline = None,
     wide: options.Wide = False,
+    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -196,6 +203,9 @@ def sweep(
     wins_map: options.Map = None,
     memory: options.Memory = None,
     ray: options.Ray = None,
+    csv: options.Csv = None,
+    latex: options.Latex = None,
+    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -233,6 +243,7 @@ def init(
     trace: options.NewTrace = None,
     system: options.NewSystem = "static",
     batch_tokens: options.NewBatch = None,
+    all_keys: options.AllKeys = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Write a scenario of your own, scenario.yaml, in which every key is explained.
@@ -246,7 +257,7 @@ def init(
         name = f"{Path(model).stem}_{Path(machine).stem}"
         scenario = new_scenario(name, machine, model, trace, system, batch_tokens)
         tell_model(scenario.model)
-        text = commented(scenario)
+        text = commented(scenario, all_keys)
         with atomic_write(folder.target(SCENARIO)) as aside:
             aside.write_text(f"# Written by {command_line.get()}\n\n{text}", encoding="utf-8")
         verb = "evaluate" if system == "static" else "simulate"

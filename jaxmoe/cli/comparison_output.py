@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.kept_output import keep
 from jaxmoe.cli.progress import messages
 from jaxmoe.config import unstated_energy
 from jaxmoe.experiment.comparison import BestExchange, Comparison
@@ -251,6 +252,7 @@ def new_table(title: str, name: str, numbers: Iterable[str], caption: str | None
 
 def print_table(table: Table) -> None:
     """Show a table, as wide as it needs where no terminal limits it."""
+    keep(table)
     console = Console(highlight=False)
     if not console.is_terminal:
         # Redirected output would be squeezed into 80 columns.

@@ -19,6 +19,7 @@ import typer
 from rich.markup import escape
 
 from jaxmoe.cli.earlier_results import LISTED, SUMMARY, EarlierResults, earlier_results
+from jaxmoe.cli.kept_output import KeptOutput
 from jaxmoe.cli.progress import messages, progress_lines
 from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
@@ -108,6 +109,7 @@ class OutputFolder:
     def __init__(self, path: Path, command: str, resumes: bool = False, given: Iterable[Path] = ()) -> None:
         self.path = path
         self.to_go_on = ""  # what to do after Ctrl-C, where a run can go on from what is written
+        self.summary = ""  # the text of the last JSON file of this run
         self._command, self._resumes, self._given = command, resumes, tuple(given)
         self._made: list[Path] = []
         self._files: list[Path] = []
@@ -165,9 +167,9 @@ class OutputFolder:
         target, made = self.target(name), {}
         if name == SUMMARY:
             made = {"command_line": command_line.get(), "peak_memory_B": peak_memory(), LISTED: self._listed()}
-        text = json.dumps(data | made, indent=1, allow_nan=False)
+        self.summary = json.dumps(data | made, indent=1, allow_nan=False) + "\n"
         with atomic_write(target) as aside:
-            aside.write_text(text + "\n", encoding="utf-8")
+            aside.write_text(self.summary, encoding="utf-8")
 
     def _listed(self) -> list[str]:
         """Names of the results in the folder, and of those that are about to come."""
@@ -252,9 +254,13 @@ def runs(
         @wraps(signature)
         def command(out: Path | None, verbose: bool, quiet: bool, **given: Any) -> None:
             name, files = signature.__name__.replace("_", " "), _files_in(given)
+            output = KeptOutput(**{option: given.pop(option) for option in ("csv", "latex", "json") if option in given})
+            with errors_told(verbose):
+                output.check()
             with (
                 kept_or_not(out) as path,
                 session(path, verbose, name, resumes, files, quiet) as (folder, interrupts),
+                output.of(folder),
             ):
                 if check is not None and not _is_pipe(given["config"]):
                     check(given["config"])

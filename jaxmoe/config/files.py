@@ -4,7 +4,7 @@ import difflib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def read_formatted(path: Path) -> dict[str, object]:
             f"{label_of(path)}: format is {stated!r}; expected {FORMAT}, the newest that this jaxmoe reads. "
             f"{remedy} format: {FORMAT} and the keys of that format."
         )
-    for where, link in _undecided_links(data):
+    for where, link in undecided_links(data):
         if stated is None:
             raise ConfigError(
                 f"{label_of(path)}: format is missing, and {where} has no one_way; expected a format, for such a link "
@@ -121,7 +121,7 @@ def read_formatted(path: Path) -> dict[str, object]:
     return data
 
 
-def _undecided_links(data: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
+def undecided_links(data: Mapping[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
     """Links of a mesh from node [x, y] to another that do not say whether they are one way, and where they stand."""
     for above, machine in (("", data), ("hardware.", data.get("hardware"))):
         links = machine.get("links") if isinstance(machine, dict) else None

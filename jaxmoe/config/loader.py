@@ -10,7 +10,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.explain import ConfigSource, Draft, explain
-from jaxmoe.config.files import find_file, label_of, named_files, parse_yaml, put_file, read_formatted, shipped
+from jaxmoe.config.files import (
+    find_file,
+    label_of,
+    named_files,
+    parse_yaml,
+    put_file,
+    read_formatted,
+    shipped,
+    undecided_links,
+)
 from jaxmoe.config.model import ModelConfig, describe_read
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
@@ -150,7 +159,20 @@ def _parse_override(text: str) -> Override:
 
 def _apply(draft: Draft, overrides: list[Override], source: ConfigSource) -> None:
     for keys, value in overrides:
+        _check_links(keys, value, source)
         draft.put(keys, value, source)
+
+
+def _check_links(keys: tuple[str, ...], value: object, source: ConfigSource) -> None:
+    """Raise `ConfigError` for a link that does not say whether it is one way: a value alone is of no format."""
+    nested: Any = value
+    for key in reversed(keys):
+        nested = {key: nested}
+    for where, _ in undecided_links(nested):
+        raise ConfigError(
+            f"{source.label}: {where} has no one_way; expected it, for such a link is both ways, but one way in files "
+            "of format 1. Write one_way: false for both ways, or one_way: true."
+        )
 
 
 def _resolve(draft: Draft, key: str, folder: str, scenario: Path, given: Mapping[str, object]) -> None:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic.fields import FieldInfo
@@ -13,11 +13,12 @@ from jaxmoe.config.explain import ConfigSource, Draft
 from jaxmoe.config.files import FORMAT
 from jaxmoe.config.loader import load_hardware, load_model, load_named, validated
 from jaxmoe.config.networks import HardwareConfig
+from jaxmoe.config.open_section import OpenSection
 from jaxmoe.config.schema import Scenario, divides
 
 WIDTH = 110
 _FORMAT = f"format: {FORMAT}  # of this file; newer versions of jaxmoe read it as well"
-# Parts of which a template shows what their files state; of all others it shows every key.
+# Parts of which a template shows what their files state, unless all keys are wanted; of others it shows every key.
 AS_STATED = ("hardware", "model")
 
 
@@ -53,13 +54,16 @@ def new_scenario(
     return scenario
 
 
-def commented(section: Scenario | HardwareConfig) -> str:
-    """The scenario, or what a machine's file states, as YAML with a comment for each key; reads back as it was."""
+def commented(section: Scenario | HardwareConfig, all_keys: bool = False) -> str:
+    """The scenario, or what a machine's file states, as YAML with a comment for each key; reads back as it was.
+
+    With `all_keys` the scenario shows what the files of its machine and model leave to defaults, too.
+    """
     if not isinstance(section, Scenario):
         return "\n".join([_FORMAT, *_entries(section, True, "")]) + "\n"
     lines = [_FORMAT]
     for key in type(section).model_fields:
-        lines += ["", *_entry(section, key, key in AS_STATED, "")]
+        lines += ["", *_entry(section, key, key in AS_STATED and not all_keys, "")]
     return "\n".join(lines) + "\n"
 
 
@@ -79,6 +83,28 @@ def _entry(section: Section, name: str, as_stated: bool, indent: str) -> Iterato
     else:
         dumped = section.model_dump(mode="json", by_alias=True, include={name})
         yield from _with_comment(f"{indent}{key}: {_flow(dumped[key])}", _about(field), indent)
+        if not as_stated and value in (None, ()):
+            for possible in _sections(field.annotation):
+                yield from (f"{indent}# {line}" for line in _possible(key, possible, value == ()))
+
+
+def _sections(annotation: Any) -> list[type[Section]]:
+    """The sections that a key of this type may hold."""
+    if not isinstance(annotation, type) or get_origin(annotation) is not None:
+        return [section for inner in get_args(annotation) for section in _sections(inner)]
+    if issubclass(annotation, OpenSection) and annotation.is_open():
+        return [*annotation.known.values()]
+    return [annotation] if issubclass(annotation, Section) else []
+
+
+def _possible(key: str, section: type[Section], listed: bool) -> Iterator[str]:
+    """The lines of a section that could stand at a key: defaults, or else examples."""
+    yield f"{key}:"
+    for number, (name, field) in enumerate(section.model_fields.items()):
+        value = next(iter(field.examples or ()), "..") if field.is_required() else field.get_default()
+        plain = value.model_dump(mode="json", by_alias=True) if isinstance(value, Section) else value
+        line = f"{'- ' if listed and not number else '  ' * listed}{field.alias or name}: {_flow(plain)}"
+        yield from _with_comment(f"  {line}", _about(field), "  ")
 
 
 def _about(field: FieldInfo) -> str | None:
@@ -98,7 +124,8 @@ def _entries(section: Section, as_stated: bool, indent: str) -> Iterator[str]:
 
 def _flow(value: object) -> str:
     """A value on one line."""
-    if isinstance(value, Mapping | list):
+    if isinstance(value, Mapping | list | tuple):
+        value = [*value] if isinstance(value, tuple) else value
         return yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False).strip()
     return yaml.safe_dump([value], default_flow_style=True, width=10**9).strip()[1:-1]
 

@@ -71,9 +71,18 @@ def tables_of(rows: Mapping[str, Callable[[], Iterable[Row]]], digits: int | Non
     return [Table(name, made, digits=digits) for name, made in rows.items()]
 
 
+def script_options(doc: str | None, writes: bool = False) -> argparse.ArgumentParser:
+    """Command line of a script of a study, for it to add its own options; `writes` says whether it has tables."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if writes:
+        told = "folder of the tables, runs/tables of the study unless said; the study's own makes the committed anew"
+        parser.add_argument("--out", type=Path, metavar="FOLDER", help=told)
+    return parser
+
+
 def study_options(doc: str | None, resume: bool = False) -> argparse.ArgumentParser:
     """Command line of a study, for it to add its own options. `resume` says whether rows that are there stay."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(doc, writes=True)
     parser.add_argument(
         "tables", nargs="*", metavar="TABLE", help="tables to make, all unless said; * stands for any text"
     )
@@ -82,7 +91,6 @@ def study_options(doc: str | None, resume: bool = False) -> argparse.ArgumentPar
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time, in processes of their own")
     parser.add_argument("--quick", action="store_true", help="a trial: the first case alone, tables in runs/quick")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="folder of the tables, that of the study")
     parser.add_argument("--list", action="store_true", help="print the names of the cases to run, run none")
     resumed = "keep rows that are there, and make those that are missing"
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=resume, help=resumed)
@@ -119,12 +127,20 @@ def make_tables(
     failed = [name for path, table in chosen.items() for name in _make(table, path, given, compiled)]
     if failed:
         sys.exit(f"{len(failed)} failed: {', '.join(failed)}")
+    if not given.list:
+        print(f"tables are in {to}")
     return {table.name: read_table(path) for path, table in chosen.items() if path.is_file()}
 
 
 def folder_of_tables(folder: Path, given: argparse.Namespace) -> Path:
-    """Where the tables of a study are: in its folder, those of a trial in `runs/quick`, or where the options say."""
-    return given.to or (folder / "runs" / "quick" if given.quick else folder)
+    """Where tables of a study go: where the options say, or into its `runs`, never by themselves to its own folder."""
+    return given.out or folder / "runs" / ("quick" if getattr(given, "quick", False) else "tables")
+
+
+def earlier_table(folder: Path, given: argparse.Namespace, name: str) -> Path:
+    """The table that another one rests on: that of the folder of tables if it is there, else the committed one."""
+    own = folder_of_tables(folder, given) / f"{name}.csv"
+    return own if own.is_file() else folder / own.name
 
 
 def _make(table: Table, path: Path, given: argparse.Namespace, compiled: Path | None) -> list[str]:

@@ -5,7 +5,6 @@ neither it nor its file is ever in memory as a whole. Compilation is timed apart
 counts the same events of the first tokens, layer by layer with `bincount`, and must find the same counts.
 """
 
-import argparse
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from throughput import machine
 
+from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, read_trace, synthetic_trace, write_trace_in_parts
 from jaxmoe.traces.statistics import PairCounts, count_pairs, count_shuffled, summarise
@@ -127,7 +127,7 @@ def measure(tokens: int, folder: Path) -> dict[str, object]:
 
 def main() -> None:
     """Measure, print the row and write it."""
-    options = argparse.ArgumentParser(description="Tokens per second of the statistics of a trace.")
+    options = script_options(__doc__, writes=True)
     options.add_argument("--tokens", type=lambda text: int(float(text)), default=10_000_000, help="such as 1e6")
     options.add_argument("--folder", type=Path, help="where the file of 0.93 GB per million tokens goes for a while")
     chosen = options.parse_args()
@@ -135,7 +135,7 @@ def main() -> None:
         row = measure(chosen.tokens, Path(folder))
     print(row)
     print(machine())
-    write_table(HERE / "traces.csv", [row | {"machine": machine()}])
+    write_table(folder_of_tables(HERE, chosen) / "traces.csv", [row | {"machine": machine()}])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Are hidden numbers of a machine found again in measurements that the event simulator makes? See README.md.
 
-    python studies/calibration/study.py --out runs/calibration
-    python studies/calibration/study.py --out runs/calibration --seeds 5 6 7 8 9 --tables runs/calibration
+    python studies/calibration/study.py --work runs/calibration                     # half a minute
+    python studies/calibration/study.py --work runs/calibration --seeds 5 6 7 8 9   # of other seeds
 
 Writes the measurements as CSV files of `jaxmoe calibrate`, fits them from a description that is wrong by a factor of
 0.4 to 2.5 in every number, and prints what was found.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from jaxmoe.config import build_topology, load_hardware, number_at, with_numbers
 from jaxmoe.des import fabric_of, replay_traffic
 from jaxmoe.experiment.calibration import calibrate
 from jaxmoe.experiment.measurements import read_measured
+from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import write_table
 
 HERE = Path(__file__).resolve().parent
@@ -80,15 +80,14 @@ def write(path: Path, header: Sequence[str], lines: Sequence[Sequence]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the measurements")
+    parser = script_options(__doc__, writes=True)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the measurements")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of noise and of wrong descriptions")
-    parser.add_argument("--tables", type=Path, default=HERE, help="folder for the table, that of the study")
     options = parser.parse_args()
     rows = []
     for seed in options.seeds:
         rng = np.random.default_rng(seed)
-        folder = options.out / f"seed_{seed}"
+        folder = options.work / f"seed_{seed}"
         for kind, (header, lines) in measurements(rng).items():
             write(folder / f"{kind}.csv", [*header, "seconds"], lines)
         true = load_hardware(TRUE)
@@ -106,7 +105,7 @@ def main() -> None:
         print(f"seed {seed}: worst number {worst:.2f} % off; held out {told}")
         print(f"  all-to-alls: {found.crowding.load:.3f} of the load, {found.crowding.path:.2f} of the path")
     columns = ["seed", "key", "hidden", "described", "fitted", "off_percent", "standard_error_percent"]
-    write(options.tables / "calibration.csv", columns, rows)
+    write(folder_of_tables(HERE, options) / "calibration.csv", columns, rows)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 A row is written to `runs/` when it is known; the same command goes on, and writes the tables.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -227,7 +228,8 @@ CASES = [
 def main() -> None:
     given = study_options(__doc__, resume=True).parse_args()
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", QUICK)
-    made = make_tables(HERE if given.quick else RUNS, [Table("rows", row_of, CASES, KEY)], given)  # with all digits
+    of_rows = argparse.Namespace(**vars(given) | {"out": RUNS / "quick" if given.quick else RUNS})  # with all digits
+    made = make_tables(HERE, [Table("rows", row_of, CASES, KEY)], of_rows)
     rows, to = [numbers(row) for row in made.get("rows", [])], folder_of_tables(HERE, given)
     if given.list or not rows:
         return

@@ -5,7 +5,6 @@ a file, and across topics of a model. Writes `prediction.csv` (recall and load e
 layers), `prediction_sets.csv` (the paper's rule of the top experts of each row) and `prediction.json` (settings).
 """
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ import numpy as np
 from load_scoring import batch_loads, load_error, set_recall, top_of_rows, window_loads
 
 import jaxmoe
-from jaxmoe.experiment.table import add_shared
+from jaxmoe.experiment.table import add_shared, folder_of_tables, script_options
 from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, read_trace
 from jaxmoe.traces.prediction import (
@@ -160,7 +159,7 @@ def ranking_recall(rank: jax.Array, size: float) -> float:
     return lower + (size - below) * (upper - lower)
 
 
-def write_summary(settings: Settings, rows: list[dict]) -> None:
+def write_summary(to: Path, settings: Settings, rows: list[dict]) -> None:
     """Settings, versions, and where a predictor does not beat frequency alone."""
     keys = ("model", "fitted_on", "scored_on", "predictor", "measure", "value", "frequency")
     summary = {
@@ -170,9 +169,9 @@ def write_summary(settings: Settings, rows: list[dict]) -> None:
         "device": jax.devices()[0].platform,
         "not_better_than_frequency": [{key: row[key] for key in keys} for row in not_better(rows)],
     }
-    aside = HERE / "prediction.json.part"
+    aside = to / "prediction.json.part"
     aside.write_text(json.dumps(summary, indent=2) + "\n")
-    aside.replace(HERE / "prediction.json")
+    aside.replace(to / "prediction.json")
 
 
 def not_better(rows: Iterable[dict]) -> Iterator[dict]:
@@ -202,15 +201,16 @@ def report(rows: list[dict]) -> None:
 
 def main() -> None:
     """Run all trials, write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = script_options(__doc__, writes=True)
     add_shared(parser, ROOT.parent / "shared", "traces")
-    folder = parser.parse_args().shared / "traces"
+    given = parser.parse_args()
+    folder, to = given.shared / "traces", folder_of_tables(HERE, given)
     settings = Settings()
     done = [rows_of(trial, folder, settings) for trial in TRIALS]
     rows = [row for table, _ in done for row in table]
-    write_table(HERE / "prediction.csv", rows)
-    write_table(HERE / "prediction_sets.csv", [row for _, sets in done for row in sets])
-    write_summary(settings, rows)
+    write_table(to / "prediction.csv", rows)
+    write_table(to / "prediction_sets.csv", [row for _, sets in done for row in sets])
+    write_summary(to, settings, rows)
     report(rows)
 
 

@@ -5,11 +5,11 @@
 Prints the strengths to put into `jaxmoe/traces/synthesis/presets.py`, and the figures they lead to.
 """
 
-import argparse
 from dataclasses import replace
 
 import numpy as np
 
+from jaxmoe.experiment.table import script_options
 from jaxmoe.traces.statistics import count_pairs
 from jaxmoe.traces.statistics.concentration import coverage, every_pair, max_over_mean, pairs_above
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
@@ -66,7 +66,7 @@ def calibrated(preset: Preset) -> Preset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = script_options(__doc__)
     parser.add_argument("model", nargs="*", choices=[*PRESETS, []], help="presets to calibrate; all by default")
     for name in parser.parse_args().model or PRESETS:
         preset = calibrated(PRESETS[name])

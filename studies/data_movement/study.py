@@ -6,7 +6,6 @@ Writes `statistics.csv` (every trace), `loads.csv` (load counts), `insights.csv`
 `arrays.npz` beside this file. `prediction.py`, `synthesis.py` and `presets.py` are its other parts.
 """
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from insights import (
     workloads,
 )
 
-from jaxmoe.experiment.table import add_shared
+from jaxmoe.experiment.table import add_shared, folder_of_tables, script_options
 from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, load_counts, read_loads, read_trace
 from jaxmoe.traces.statistics import (
@@ -55,9 +54,10 @@ Row = dict[str, object]
 
 def main() -> None:
     """Measure everything and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = script_options(__doc__, writes=True)
     add_shared(parser, ROOT.parent / "shared", "traces")
-    folder = parser.parse_args().shared / "traces"
+    given = parser.parse_args()
+    folder, to = given.shared / "traces", folder_of_tables(HERE, given)
     files = gating_files(folder)
     traces = {label(file): read_trace(file) for file in files if not file.name.startswith("load_")}
     statistics, insights, arrays = [], [], {}
@@ -75,12 +75,12 @@ def main() -> None:
         arrays |= {f"{name}/load": load_counts(trace).counts[0] for name, trace in of_model.items()}
     loads = [read_loads(file) for file in files if file.name.startswith("load_")]
     names = [label(file) for file in files if file.name.startswith("load_")]
-    write_table(HERE / "statistics.csv", statistics)
+    write_table(to / "statistics.csv", statistics)
     summaries = [{"counts": n} | digits(summarise_loads(one, SEED)) for n, one in zip(names, loads, strict=True)]
-    write_table(HERE / "loads.csv", summaries)
-    write_table(HERE / "insights.csv", sorted(insights, key=lambda line: int(line["insight"])))
-    write_arrays(arrays)
-    print((HERE / "statistics.csv").read_text(), (HERE / "insights.csv").read_text(), sep="\n")
+    write_table(to / "loads.csv", summaries)
+    write_table(to / "insights.csv", sorted(insights, key=lambda line: int(line["insight"])))
+    write_arrays(to, arrays)
+    print((to / "statistics.csv").read_text(), (to / "insights.csv").read_text(), sep="\n")
 
 
 def trace_insights(name: str, trace: GatingTrace, counts: PairCounts, summary: Summary) -> Iterable[Row]:
@@ -152,12 +152,12 @@ def label(file: Path) -> str:
     return f"{file.parent.name}/{file.stem}"
 
 
-def write_arrays(arrays: dict[str, np.ndarray]) -> None:
+def write_arrays(to: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write what the figures show, aside first."""
-    aside = HERE / "arrays.npz.part"
+    aside = to / "arrays.npz.part"
     with aside.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    aside.replace(HERE / "arrays.npz")
+    aside.replace(to / "arrays.npz")
 
 
 if __name__ == "__main__":

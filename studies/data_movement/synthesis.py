@@ -5,13 +5,12 @@
 Writes `synthesis.csv` and `synthesis_layers.csv` beside this file.
 """
 
-import argparse
 import time
 
 import numpy as np
 from study import HERE, ROOT, gating_files, label
 
-from jaxmoe.experiment.table import add_shared
+from jaxmoe.experiment.table import add_shared, folder_of_tables, script_options
 from jaxmoe.files import write_table
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace, zipf_trace
@@ -23,11 +22,11 @@ DRAWS = (1_000_000, 1_000_001, 1_000_002)  # seeds that fitting has not drawn wi
 
 def main() -> None:
     """Fit, draw and compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = script_options(__doc__, writes=True)
     parser.add_argument("trace", nargs="*", help="names of traces; all by default")
     add_shared(parser, ROOT.parent / "shared", "traces")
     arguments = parser.parse_args()
-    folder = arguments.shared / "traces"
+    folder, to = arguments.shared / "traces", folder_of_tables(HERE, arguments)
     figures: list[dict[str, object]] = []
     layers: list[dict[str, object]] = []
     files = [file for file in gating_files(folder) if not file.name.startswith("load_")]
@@ -40,9 +39,9 @@ def main() -> None:
         found = fidelity_of({"recorded": trace, **drawn, "zipf": zipf_trace(trace, SEED)}, SEED, lambda *_: None)
         figures += figure_rows(name, found, list(drawn))
         layers += layer_rows(name, found, next(iter(drawn)))
-    write_table(HERE / "synthesis.csv", figures)
-    write_table(HERE / "synthesis_layers.csv", layers)
-    print((HERE / "synthesis.csv").read_text())
+    write_table(to / "synthesis.csv", figures)
+    write_table(to / "synthesis_layers.csv", layers)
+    print((to / "synthesis.csv").read_text())
 
 
 def figure_rows(name: str, found: dict[str, Fidelity], drawn: list[str]) -> list[dict[str, object]]:

@@ -1,15 +1,14 @@
 """The cross table: every strategy, exchange and system on every shipped machine, for three models; see README.md.
 
-    python studies/dse/cross.py --out FOLDER
-    python studies/dse/cross.py --out FOLDER --machines nmp_4x4 nvl72 --models mixtral-8x7b
-    python studies/dse/cross.py --out FOLDER --tables-only
+    python studies/dse/cross.py --work FOLDER
+    python studies/dse/cross.py --work FOLDER --machines nmp_4x4 nvl72 --models mixtral-8x7b
+    python studies/dse/cross.py --work FOLDER --tables-only
 
 Ways and machines are those that there are: one that is added later makes a row or a column of its own. A cell is
 written when it is known, and a run that was stopped goes on. Cells are of a version, a digest of the code and of the
 scenario: those of another are computed anew. With --again so are cells whose reason was that something cannot be.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 from cross_cells import CONFIGS, HERE, PHASES, Cell, Column, Way
 
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.files import atomic_write, write_table
 
@@ -159,34 +159,34 @@ def _short(value: float | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, writes=True)
     shipped = sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml"))
-    parser.add_argument("--out", type=Path, required=True, help="folder for the cells, one file a machine and model")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the cells, one file a machine and model")
     parser.add_argument("--machines", nargs="+", default=shipped, choices=shipped, help="all unless said")
     parser.add_argument("--models", nargs="+", default=MODELS, help="names in configs/models")
     parser.add_argument("--again", action="store_true", help="compute cells again that have a reason")
-    parser.add_argument("--tables", type=Path, default=HERE, help="folder for the tables, that of the study")
     parser.add_argument("--tables-only", action="store_true", help="write the tables of the cells that there are")
     options = parser.parse_args()
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", QUICK)
-    options.out.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
     found = {}
     for number, machine in enumerate(machines := ordered(options.machines)):
         if number and kind_of(machine) != kind_of(machines[number - 1]):
             jax.clear_caches()
         for model in options.models:
-            path = options.out / f"{machine}_{model}.json"
-            column = Column(machine, model, options.out)
+            path = options.work / f"{machine}_{model}.json"
+            column = Column(machine, model, options.work)
             known = known_cells(path, column.version) if options.tables_only else fill(column, path, options.again)
             found[machine, model] = known
             times = sum("total_s" in cell for cell in known.values())
             print(f"{model} on {machine}: {times} times, {len(known) - times} reasons", flush=True)
+    to = folder_of_tables(HERE, options)
     rows, reasons = table(found, options.machines, options.models)
-    write_table(options.tables / "cross.csv", rows, ["model", "phase", "kind", "name", *options.machines])
-    write_table(options.tables / "cross_reasons.csv", reasons, ["number", "reason"])
-    write_table(options.tables / "cross_cells.csv", long_table(found), COLUMNS)
+    write_table(to / "cross.csv", rows, ["model", "phase", "kind", "name", *options.machines])
+    write_table(to / "cross_reasons.csv", reasons, ["number", "reason"])
+    write_table(to / "cross_cells.csv", long_table(found), COLUMNS)
     for name, told in (("cross_fastest", fastest(found)), ("cross_agreement", agreements(found))):
-        write_table(options.tables / f"{name}.csv", told, [*told[0]] if told else ["none"])
+        write_table(to / f"{name}.csv", told, [*told[0]] if told else ["none"])
     print(f"{len(rows)} rows x {len(options.machines)} machines, {len(reasons)} different reasons")
 
 

@@ -1,6 +1,5 @@
 """Gradient against grid: the fastest machine for a cost, by a sweep and by descent. See README.md."""
 
-import argparse
 import time
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from jaxmoe.config.hardware_space import read_space
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import write_table
 from jaxmoe.sweep import read_study, run_sweep
 
@@ -56,13 +56,13 @@ def gradient(name: str, file: str) -> dict[str, object]:
 
 def main() -> None:
     """Write gradient.csv; the grid's folder keeps its points."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, writes=True)
     parser.add_argument("--grid", type=Path, default=Path("runs/budget_grid"), help="the folder of the sweep")
     given = parser.parse_args()
     space = read_space(HERE / "budget_space.yaml").space
     rows = [gradient(name, file) for name, file in SPACES.items()]
     rows.append(grid(given.grid.absolute(), tuple(space.variables), str(space.derived["cost"])))
-    write_table(HERE / "gradient.csv", rows, [*COLUMNS, *space.variables, "seconds"], digits=6)
+    write_table(folder_of_tables(HERE, given) / "gradient.csv", rows, [*COLUMNS, *space.variables, "seconds"], digits=6)
     for row in rows:
         print(row)
 

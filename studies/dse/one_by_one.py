@@ -1,24 +1,23 @@
 """How fast machines are evaluated one by one, to compare with the sweep of `space.py`; see README.md.
 
-    python studies/dse/one_by_one.py --machines 3 --tables FOLDER
+    python studies/dse/one_by_one.py --machines 3
 
 Two ways: a process of `jaxmoe evaluate` for each machine and size of batch, as a user would, and the same evaluation in
 one process that keeps what it compiled, without the replay in the event simulator that the command adds. For the
 latter's sake the command is timed at the smallest size of batch alone.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from space import HERE, MESH, STUDY, TOKENS
 
 from jaxmoe.experiment import inputs_of, score, standard_strategies
+from jaxmoe.experiment.table import earlier_table, folder_of_tables, script_options
 from jaxmoe.files import read_table, write_table
 from jaxmoe.sweep import Space, Study, read_study
 from jaxmoe.sweep.points import Point
@@ -74,14 +73,13 @@ def in_process(space: Space, point: Point) -> Pace:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, writes=True)
     parser.add_argument("--machines", type=int, default=3, help="machines of each mesh and size of batch")
-    parser.add_argument("--tables", type=Path, default=HERE, help="folder of space_rates.csv, for the table")
     options = parser.parse_args()
     space = Space(few(read_study(STUDY), options.machines))
     points = space.points()
     least = min(point.values[TOKENS] for point in points)
-    rates = read_table(options.tables / "space_rates.csv")
+    rates = read_table(earlier_table(HERE, options, "space_rates"))
     # By rates: a part that was stopped has the seconds of what was left alone.
     seconds = sum(float(row["points"]) / float(row["points_per_s"]) for row in rates)
     swept = sum(float(row["points"]) for row in rates) / seconds
@@ -99,7 +97,7 @@ def main() -> None:
                 | {"sweep_is_faster_by": f"{swept / rate:.0f}"}
             )
             print(*rows[-1].values(), sep=", ", flush=True)
-    write_table(options.tables / "space_one_by_one.csv", rows)
+    write_table(folder_of_tables(HERE, options) / "space_one_by_one.csv", rows)
 
 
 if __name__ == "__main__":

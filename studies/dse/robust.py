@@ -1,7 +1,7 @@
 """What sweeps survive, and how right their answers are: all in one table, `robust.csv`; see README.md.
 
-    python studies/dse/robust.py --out FOLDER                     # about 12 minutes of one core
-    python studies/dse/robust.py --out FOLDER --only kills disk   # parts of it; rows of the others stay
+    python studies/dse/robust.py --work FOLDER                     # about 12 minutes of one core
+    python studies/dse/robust.py --work FOLDER --only kills disk   # parts of it; rows of the others stay
 
 Kills, a full disk, several devices and a cluster that loses a node are held against one sweep without any of them, row
 for row. Slopes, explanations and pages are those of `robust_answers.py`.
@@ -84,7 +84,7 @@ def evaluated(log: Path) -> list[Chunk]:
 
 
 def command(out: Path) -> list[str]:
-    return [sys.executable, str(HERE / "robust.py"), "--out", str(out), "--sweep"]
+    return [sys.executable, str(HERE / "robust.py"), "--work", str(out), "--sweep"]
 
 
 def settings(log: Path, **more: str) -> dict[str, str]:
@@ -287,11 +287,11 @@ def found(out: Path, name: str) -> list[Row]:
 
 if __name__ == "__main__":
     parser = study_options(__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
+    parser.add_argument("--work", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--sweep", action="store_true", help="run the sweep that the parts disturb, and nothing else")
     options = parser.parse_args()
     if options.sweep:
-        sweep(options.out.absolute())
+        sweep(options.work.absolute())
     else:
-        rows = partial(found, options.out.absolute())
+        rows = partial(found, options.work.absolute())
         make_tables(HERE, [Table("robust", rows, [(name,) for name in PARTS], ("part",), digits=3)], options)

@@ -1,12 +1,11 @@
 """100,000 mesh machines for DeepSeek-V3: which strategy wins where, and what speed costs; see README.md.
 
-    python studies/dse/space.py --out FOLDER            # about 15 minutes on two cores; stopped, it goes on
-    python studies/dse/space.py --out FOLDER --draws 1000 --tables FOLDER/tables   # a tenth of it
+    python studies/dse/space.py --work FOLDER            # about 15 minutes on two cores; stopped, it goes on
+    python studies/dse/space.py --work FOLDER --draws 1000   # a tenth of it
 
 Every mesh and size of batch is a sweep of its own, so that memory holds no more than one and rates are known by mesh.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import dataset
 
+from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import atomic_write, write_table
 from jaxmoe.placement.exchange import Rings, exchange_of
 from jaxmoe.sweep import Study, Sweep, read_study, run_sweep
@@ -177,22 +177,21 @@ def fronts(results: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results of all points")
+    parser = script_options(__doc__, writes=True)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the results of all points")
     parser.add_argument("--draws", type=int, help="machines of each mesh, 10,000 unless said")
-    parser.add_argument("--tables", type=Path, default=HERE, help="folder for the tables, that of the study")
     options = parser.parse_args()
     study = read_study(STUDY)
     start = time.perf_counter()
-    rates = compute(study, options.out, options.draws)
-    results = [Part(options.out, rate, study.config.axes["strategy"]) for rate in rates]
+    rates = compute(study, options.work, options.draws)
+    results = [Part(options.work, rate, study.config.axes["strategy"]) for rate in rates]
     for name, rows in (
         ("space_rates", rates),
         ("space_winners", winners(results)),
         ("space_regions", regions(results)),
         ("space_fronts", fronts(results)),
     ):
-        write_table(options.tables / f"{name}.csv", rows)
+        write_table(folder_of_tables(HERE, options) / f"{name}.csv", rows)
     sums = {key: sum(rate[key] for rate in rates) for key in ("points", "shape_groups", "compiles")}
     seconds = sum(rate["setup_s"] + rate["evaluate_s"] for rate in rates)
     machines = sum(rate["machines"] for rate in rates) // len(study.config.axes[TOKENS])

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from jaxmoe.experiment.table import script_options
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
@@ -98,6 +99,7 @@ def readings() -> None:
 
 
 if __name__ == "__main__":
+    script_options(__doc__).parse_args()
     layers = rows_of("layer")
     layer("slices in 8", [row for row in layers if row["micro_slices"] in ("", "8")])
     layer("every strategy with its fastest cut", own_cut(layers))

@@ -5,12 +5,12 @@ work, wherever copies are. So this many slots are needed for dies that are evenl
 said.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from study import DEEPSEEK
 
+from jaxmoe.experiment.table import script_options
 from jaxmoe.traces import load_counts, read_trace
 
 DIES, LAYERS = 32, (9, 17)
@@ -22,7 +22,7 @@ def slots_needed(work: np.ndarray) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = script_options(__doc__)
     parser.add_argument("--shared", type=Path, required=True)
     folder = parser.parse_args().shared / "traces" / "deepseek-v2-lite"
     seen = [read_trace(folder / f"{topic}.npz").select_layers(list(LAYERS)).halves()[0] for topic in DEEPSEEK]

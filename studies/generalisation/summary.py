@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from study import EVEN, MEAN, SYNTHETIC, WORST
 
+from jaxmoe.experiment.table import script_options
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).resolve().parent
@@ -42,6 +43,7 @@ def figures(times: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
+    script_options(__doc__).parse_args()
     rows = read_table(HERE / "times.csv")
     for case in dict.fromkeys(row["case"] for row in rows):
         times = mean_times(rows, case)

@@ -3,14 +3,13 @@
     python studies/hd_moe/study.py --shared FOLDER
 
 Every job keeps its rows under `runs/`: one that is there is not run again, so a study that was stopped goes on where
-it was. Delete `runs/` to start over. Then all tables are written beside this file, and the claims are printed.
+it was. Delete `runs/` to start over. Then all tables are written, and the claims are printed.
 """
 
 import json
 import os
 import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +21,10 @@ import small_cases
 import strategies
 import summary
 import tuners
-from cases import QWEN, ROOT, RUNS, trace_file
+from cases import HERE, QWEN, ROOT, RUNS, trace_file
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxmoe.experiment.table import add_shared, run_jobs
+from jaxmoe.experiment.table import add_shared, folder_of_tables, run_jobs, script_options
 
 # The gradient tuner has the machine to itself, for its wall time counts and it uses all cores. Of the others the long
 # ones come first, so that no process is left alone with one at the end. The last round needs the plans of those before.
@@ -87,7 +86,7 @@ def seconds_of_jobs() -> list[dict]:
 
 def main() -> None:
     """Run what is missing, then write the tables."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, writes=True)
     add_shared(parser, ROOT.parent / "shared", "traces", "reference")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time; all cores' number")
     arguments = parser.parse_args()
@@ -99,8 +98,9 @@ def main() -> None:
         run_missing(jobs, shared, processes)
     tables = gathered()
     tables |= summary.derived(tables, shared) | {"jobs": seconds_of_jobs()}
+    to = folder_of_tables(HERE, arguments)
     for name, rows in tables.items():
-        summary.write(name, rows)
+        summary.write(to / f"{name}.csv", rows)
     print(f"{time.perf_counter() - begun:.0f} s for what was missing")
     print(summary.text(tables))
 

@@ -3,7 +3,6 @@
 python studies/hd_moe/summary.py --shared FOLDER  # works out the derived tables anew, prints the claims
 """
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import published
 from cases import CASES, DEEPSEEK, HERE, MIXTRAL, QWEN, ROOT
 
+from jaxmoe.experiment.table import earlier_table, folder_of_tables, script_options
 from jaxmoe.files import read_table, write_table
 from jaxmoe.tune.node_balance import fit_gamma
 
@@ -358,21 +358,22 @@ def _dynamic_lines(tables: Tables) -> list[str]:
     return [*lines, f"the broadcasts fit their window in {fit} of {total} combinations of machine, plan and topic"]
 
 
-def write(name: str, rows: list[dict]) -> None:
-    """A table beside this file; none without rows."""
+def write(path: Path, rows: list[dict]) -> None:
+    """A table; none without rows."""
     if rows:
-        write_table(HERE / f"{name}.csv", rows)
+        write_table(path, rows)
 
 
 def main() -> None:
     """Derive from the tables of the jobs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = script_options(__doc__, writes=True)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of reference/")
-    shared = parser.parse_args().shared.resolve()
-    tables = {path.stem: read_table(path) for path in sorted(HERE.glob("*.csv"))}
+    given = parser.parse_args()
+    shared, to = given.shared.resolve(), folder_of_tables(HERE, given)
+    tables = {p.stem: read_table(earlier_table(HERE, given, p.stem)) for p in sorted(HERE.glob("*.csv"))}
     made = derived(tables, shared)
     for name, rows in made.items():
-        write(name, rows)
+        write(to / f"{name}.csv", rows)
     print(text(tables | made))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxmoe.experiment.table import script_options
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).resolve().parent
@@ -48,6 +49,7 @@ def percent(values: Iterable[float]) -> list[str]:
 
 
 def main() -> None:
+    script_options(__doc__).parse_args()
     made: dict[tuple[str, str], list[Found]] = {}
     head("case", "beside", "seed", "usual, µs", "in turn", "at once", "gain", "unseen", "gate lost", "at once is")
     keys = itemgetter("case", "gate_loss", "copies", "seed")

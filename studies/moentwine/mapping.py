@@ -6,7 +6,6 @@ Random starts alone on 4x4; elsewhere the layouts join the local search.
 """
 
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from mapping_problem import MappingProblem, exact_seconds
 from mapping_search import MappingResult, anneal_mapping, tune_mapping
 from study import HERE, Row
 
+from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import write_table
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
@@ -125,8 +125,11 @@ def cases() -> Iterator[tuple[str, int, int, bool]]:
 
 def main() -> None:
     """Write the tables, telling each line; or time the searches of the cases that are numbered, and write none."""
-    if numbers := [int(each) for each in sys.argv[1:]]:
-        for number in numbers:
+    parser = script_options(__doc__, writes=True)
+    parser.add_argument("cases", nargs="*", type=int, metavar="NUMBER", help="cases to time, without a table")
+    given = parser.parse_args()
+    if given.cases:
+        for number in given.cases:
             machine, tp, top_k, congested = list(cases())[number]
             tuned, layout, _, wall = search(
                 problem_of(machine, tp, top_k, congested), known_layouts(machine, tp), seed=0
@@ -141,8 +144,8 @@ def main() -> None:
         rows.append(row)
         if row["tuned_layout"] == "flat" and float(str(row["tuned_over_best"])) < 1 - TIE:
             found += sorted(devices(case[0], layout), key=lambda device: int(str(device["node"])))
-    write_table(HERE / "mapping.csv", rows, digits=6)
-    write_table(HERE / "found.csv", found, digits=6)
+    write_table(folder_of_tables(HERE, given) / "mapping.csv", rows, digits=6)
+    write_table(folder_of_tables(HERE, given) / "found.csv", found, digits=6)
     ratio = np.array([float(str(row["tuned_over_best"])) for row in rows])
     print(f"{len(rows)} cases: {(ratio < 1 - TIE).sum()} faster than the best known, {(ratio > 1 + TIE).sum()} slower")
 

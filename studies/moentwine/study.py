@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from cases import MODELS, STAGES, TOKENS, Case, best_fetch, gain, layout_of, microseconds, total
 
-from jaxmoe.experiment.table import folder_of_tables, make_tables, study_options, tables_of
+from jaxmoe.experiment.table import earlier_table, make_tables, study_options, tables_of
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
@@ -247,5 +247,5 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
 
 if __name__ == "__main__":
     given = study_options(__doc__).parse_args()
-    made = TABLES | {"claims": partial(claims, folder_of_tables(HERE, given))}
+    made = TABLES | {"claims": partial(claims, earlier_table(HERE, given, "communication").parent)}
     make_tables(HERE, tables_of(made, digits=6), given)

@@ -14,6 +14,7 @@ from booksim import VARIANTS, predict, router
 from study import HERE, by_class
 
 from jaxmoe.des import replay_traffic
+from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import write_table
 
 SHAPES = ((4, 4), (4, 8), (3, 8), (5, 5), (8, 8))
@@ -61,9 +62,10 @@ def rows() -> Iterator[dict[str, object]]:
 
 def main() -> None:
     """Write the table of errors by class."""
+    given = script_options(__doc__, writes=True).parse_args()
     table = [row for row in by_class([*rows()]) if row["class"] == "moe (both)"]
     told = [{key: value for key, value in row.items() if value != ""} for row in table]
-    write_table(HERE / "fresh.csv", told)
+    write_table(folder_of_tables(HERE, given) / "fresh.csv", told)
     for row in table:
         print(row["variant"], row["records"], row["model_mean_error_percent"], row["congestion_mean_error_percent"])
 

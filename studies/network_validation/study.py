@@ -18,7 +18,7 @@ import numpy as np
 from astra import astra_rows
 from booksim import VARIANTS, booksim_rows, predict, router, worst_case_rows
 
-from jaxmoe.experiment.table import Table, add_shared, folder_of_tables, make_tables, study_options, tables_of
+from jaxmoe.experiment.table import Table, add_shared, earlier_table, make_tables, study_options, tables_of
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).resolve().parent
@@ -128,7 +128,7 @@ def main() -> None:
     mesh = reference / "booksim2_mesh"
 
     def of_records(rows: Callable[[list[Row]], Iterable[Row]]) -> Callable[[], Iterable[Row]]:
-        return lambda: rows(read_table(folder_of_tables(HERE, given) / "records.csv"))
+        return lambda: rows(read_table(earlier_table(HERE, given, "records")))
 
     known = Table("records", partial(records, reference), [("booksim2",), ("astra",)], ("reference",))
     derived = {"by_class": of_records(by_class), "efficiency": of_records(efficiency_rows)}

@@ -30,6 +30,7 @@ class Run:
     shared: Path
     layers_step: int = 8
     quick: bool = False
+    out: Path | None = None
 
     @property
     def settings(self) -> TunerSettings:
@@ -44,8 +45,9 @@ class Run:
         return [f"evaluation.batches={judged}", "validation.batches=1"]
 
     def table(self, name: str) -> Path:
-        """Where a table is: beside this file, that of a trial in `runs/`."""
-        return (RUNS / "quick" if self.quick else HERE) / f"{name}.csv"
+        """Where an earlier table is: among those of this run, or else the committed one."""
+        own = (self.out or RUNS / ("quick" if self.quick else "tables")) / f"{name}.csv"
+        return own if own.is_file() else HERE / own.name
 
     def trace(self, model: str) -> Path:
         """The recorded trace that plans of a model are tuned and judged on, on different batches."""

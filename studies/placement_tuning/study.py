@@ -45,7 +45,7 @@ def rows(table: str, run: Run, name: str) -> list[dict]:
 
 def tables(given: Namespace) -> list[Table]:
     """All tables, each of whose cases is a job."""
-    run = Run(given.shared, given.layers_step, given.quick)
+    run = Run(given.shared, given.layers_step, given.quick, given.out)
     return [
         Table(table, partial(rows, table, run), partial(names, table, run), ("job",), columns)
         for table, (_, columns) in JOBS.items()

@@ -3,7 +3,6 @@
 python studies/placement_tuning/summary.py --readme
 """
 
-import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,8 @@ import numpy as np
 from cases import CASES, HERE, RUNS
 from gains_summary import gains, over_layers, variations
 from markdown_tables import Row, column, group, markdown, table
+
+from jaxmoe.experiment.table import script_options
 
 STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
 MARK = "<!-- What follows is written by summary.py --readme. -->\n"
@@ -257,7 +258,7 @@ def text(folder: Path) -> str:
 
 def main() -> None:
     """Print it, or put it into README.md."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = script_options(__doc__)
     parser.add_argument("--quick", action="store_true", help="of the tables of a trial")
     parser.add_argument("--readme", action="store_true", help="put it at the end of README.md")
     given = parser.parse_args()

@@ -53,7 +53,7 @@ def rates(nodes: Iterable[Node], tflops: float) -> str:
 
 def links(ends: Iterable[tuple[Node, Node]], gbps: float) -> str:
     """Links of the mesh, both ways, of another bandwidth."""
-    each = (f"{{from: {list(a)}, to: {list(b)}, bandwidth_GB_per_s: {gbps:g}}}" for a, b in ends)
+    each = (f"{{from: {list(a)}, to: {list(b)}, bandwidth_GB_per_s: {gbps:g}, one_way: false}}" for a, b in ends)
     return f"hardware.links=[{', '.join(each)}]"
 
 

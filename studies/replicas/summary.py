@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxmoe.experiment.table import script_options
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
@@ -54,5 +55,6 @@ def over_time() -> None:
 
 
 if __name__ == "__main__":
+    script_options(__doc__).parse_args()
     topology()
     over_time()

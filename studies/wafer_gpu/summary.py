@@ -22,6 +22,8 @@ from gains import (
     shared_in_the_llc,
 )
 
+from jaxmoe.experiment.table import script_options
+
 
 def limits() -> None:
     """Line 2: which resource is the busiest."""
@@ -222,6 +224,7 @@ PARTS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
+    script_options(__doc__).parse_args()
     for title, part in PARTS.items():
         print(title)
         try:

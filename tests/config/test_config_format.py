@@ -4,7 +4,9 @@ import pytest
 import yaml
 
 from jaxmoe.config import ConfigError, build_topology, commented, load_hardware, load_scenario, resolved
+from jaxmoe.config.explain import ConfigSource
 from jaxmoe.config.files import FORMAT
+from jaxmoe.config.loader import load_scenario_with
 
 
 def stating(path, number):
@@ -46,9 +48,9 @@ links: [{from: [0, 0], to: [0, 1], bandwidth_GB_per_s: 25}]
 """
 
 
-def rates(path) -> dict[tuple[int, int], float]:
+def rates(path, *overrides: str) -> dict[tuple[int, int], float]:
     """Bandwidth in GB/s of all links that are not of 50, by their nodes."""
-    network = build_topology(load_hardware(path))
+    network = build_topology(load_hardware(path, overrides))
     every = zip(network.link_ends.tolist(), network.link_bandwidth.tolist(), strict=True)
     return {(start, end): round(rate / 1e9) for (start, end), rate in every if round(rate / 1e9) != 50}
 
@@ -94,3 +96,24 @@ def test_a_row_without_links_is_refused(machine_file):
     machine_file.write_text("mesh_shape: [3, 1]\nlink: {bandwidth_GB_per_s: 50}\nlinks: [{row: 0, latency_ns: 1}]\n")
     with pytest.raises(ConfigError, match=r"links.0 is .*a row or column with links \(the mesh is 3x1\)"):
         load_hardware(machine_file)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_links_of_an_override_say_whether_they_are_one_way(machine_file, number):
+    """The value has no format of its own, and means the same over files of each."""
+    stating(machine_file, number)
+    link = "{from: [0, 1], to: [0, 2], bandwidth_GB_per_s: 9"
+    with pytest.raises(ConfigError, match=r"--set: links.0 has no one_way.*Write one_way: false"):
+        load_hardware(machine_file, [f"links=[{link}}}]"])
+    ways = {True: {(1, 2): 9}, False: {(1, 2): 9, (2, 1): 9}}
+    for one_way, expected in ways.items():
+        assert rates(machine_file, f"links=[{link}, one_way: {str(one_way).lower()}}}]") == expected
+
+
+@pytest.mark.parametrize("key", ["hardware.links", "hardware"])
+def test_links_of_an_axis_say_whether_they_are_one_way(scenario_file, key):
+    links = [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 9}]
+    machine = {"mesh_shape": [2, 3], "link": {"bandwidth_GB_per_s": 5}, "links": links}
+    value = links if key == "hardware.links" else machine
+    with pytest.raises(ConfigError, match=r"study.yaml: hardware.links.0 has no one_way"):
+        load_scenario_with(scenario_file, {key: value}, ConfigSource("study.yaml", scenario_file.parent))

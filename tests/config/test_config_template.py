@@ -4,8 +4,12 @@ import pickle
 from typing import Literal, get_args, get_origin
 
 import pytest
+import yaml
 
 from jaxmoe.config import ConfigError, commented, load_hardware, load_scenario, new_scenario, resolved
+from jaxmoe.config.base import Section
+from jaxmoe.config.dies import GemmConfig
+from jaxmoe.config.schema import DecidingConfig
 from jaxmoe.config.systems import SystemConfig
 
 SYSTEMS = [*SystemConfig.known]
@@ -41,6 +45,50 @@ def test_every_key_of_a_system_is_there_with_what_it_stands_for(tmp_path):
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         assert all(choice in words for choice in choices), key
     assert max(map(len, text.splitlines())) <= 160  # of values alone
+
+
+def keys_of(section: Section, at: str = "") -> set[str]:
+    """The dotted keys of a section and of those in it."""
+    found = set()
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{at}{field.alias or name}"
+        found.add(key)
+        for inner in value if isinstance(value, tuple) else (value,):
+            found |= keys_of(inner, f"{key}.") if isinstance(inner, Section) else set()
+    return found
+
+
+def keys_in(data: object, at: str = "") -> set[str]:
+    if isinstance(data, list):
+        return {key for each in data for key in keys_in(each, at)}
+    mapping = data if isinstance(data, dict) else {}
+    return {f"{at}{key}" for key in mapping} | {k for key, v in mapping.items() for k in keys_in(v, f"{at}{key}.")}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_with_all_keys_it_states_each_one_and_is_the_same_run(system, tmp_path):
+    made = new_scenario("mine", "moentwine_4x4", "mixtral-8x7b", None, system, 64)
+    path = tmp_path / "scenario.yaml"
+    path.write_text(commented(made, all_keys=True))
+    assert resolved(load_scenario(path)) == resolved(made)
+    stated = keys_in(yaml.safe_load(path.read_text()))
+    assert keys_of(made) <= stated
+    assert "hardware.die.idle_W" in stated
+    assert "hardware.die.idle_W" not in keys_in(yaml.safe_load(commented(made)))
+
+
+def test_what_could_stand_in_an_empty_place_is_there_as_a_comment(tmp_path):
+    made = new_scenario("mine", "moentwine_4x4", "mixtral-8x7b", None, "static", 64)
+    lines = commented(made, all_keys=True).splitlines()
+    for place, kind in (("gemm", "tiled"), ("gemm", "measured")):
+        at = next(i for i, line in enumerate(lines) if line == f"    # {place}:" and f"kind: {kind}" in lines[i + 1])
+        block = [line.strip("# ") for line in lines[at : at + 8]]
+        for key, field in GemmConfig.known[kind].model_fields.items():
+            assert any(line.startswith(f"{key}: ") for line in block), key
+            assert field.description.split()[1] in " ".join(block)
+    at = lines.index("# deciding:".rjust(len("  # deciding:")))
+    uncommented = yaml.safe_load("\n".join(line[4:] for line in lines[at : at + 1 + len(DecidingConfig.model_fields)]))
+    assert DecidingConfig(**uncommented["deciding"])
 
 
 def test_a_trace_is_named_by_its_whole_path(tmp_path, monkeypatch):

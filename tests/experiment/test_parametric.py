@@ -30,7 +30,7 @@ CASES = {
     "levels": {"hardware.memory": LEVELS},
     "tiles": {"hardware.die.gemm": TILED, "schedule": "pipelined(2)", "hardware.ports.injection_GB_per_s": 8},
     "buffers": {"hardware.router": BUFFERS},
-    "links": {"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1}]},
+    "links": {"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1, "one_way": False}]},
     "torus": {"hardware": {"kind": "torus", "mesh_shape": [2, 2], **WHOLE}},
     "switch": {"hardware": {"kind": "switch", "nodes": 4, **WHOLE}},
     "clusters": {

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from jaxmoe.experiment.table import Table, add_shared, make_tables, run_jobs, study_options, tables_of
+from jaxmoe.experiment.table import Table, add_shared, earlier_table, make_tables, run_jobs, study_options, tables_of
 
 CASES = [("a", 0), ("a", 1), ("b", 0)]
 
@@ -18,7 +18,9 @@ def times(add=0.0, rows=rows_of):
 
 
 def made(folder, tables, *arguments, resume=False):
-    return make_tables(folder, tables, study_options(None, resume).parse_args([*arguments]))
+    """Makes tables in the folder of the study itself, unless told otherwise."""
+    out = () if {"--out", "--quick"} & {*arguments} else ("--out", str(folder))
+    return make_tables(folder, tables, study_options(None, resume).parse_args([*arguments, *out]))
 
 
 def test_a_table_has_the_rows_of_all_cases_in_their_order(tmp_path, capsys):
@@ -62,8 +64,19 @@ def test_a_trial_is_the_first_case_in_a_folder_of_its_own(tmp_path):
     assert len(made(tmp_path, [times()], "--quick")["times"]) == 2
     assert not (tmp_path / "times.csv").exists()
     assert (tmp_path / "runs" / "quick" / "times.csv").is_file()
-    assert len(made(tmp_path, [times()], "--to", str(tmp_path / "there"))["times"]) == 6
+    assert len(made(tmp_path, [times()], "--out", str(tmp_path / "there"))["times"]) == 6
     assert (tmp_path / "there" / "times.csv").is_file()
+
+
+def test_committed_tables_stay_unless_their_folder_is_named(tmp_path, capsys):
+    committed = tmp_path / "times.csv"
+    committed.write_text("case,seed,line,value\na,0,0,9\n")
+    given = study_options(None).parse_args([])
+    assert earlier_table(tmp_path, given, "times") == committed
+    make_tables(tmp_path, [times()], given)
+    assert committed.read_text().endswith("a,0,0,9\n")
+    assert earlier_table(tmp_path, given, "times") == tmp_path / "runs" / "tables" / "times.csv"
+    assert f"tables are in {tmp_path / 'runs' / 'tables'}" in capsys.readouterr().out
 
 
 def test_tables_are_chosen_by_name_and_later_ones_may_rest_on_earlier_ones(tmp_path):

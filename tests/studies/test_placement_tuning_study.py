@@ -53,7 +53,7 @@ def test_a_job_whose_rows_are_there_is_not_run_again(study, tmp_path, monkeypatc
     parser = study_options(None, resume=True)
     add_shared(parser, tmp_path, "traces", "reference")
     parser.add_argument("--layers-step", type=int, default=8)
-    given = parser.parse_args(["sensitivity", "--list", "--only", "sensitivity_5TFLOPs"])
+    given = parser.parse_args(["sensitivity", "--list", "--only", "sensitivity_5TFLOPs", "--out", str(tmp_path)])
     names = [f"sensitivity/sensitivity_5TFLOPs_{tokens}" for tokens in (32, 128, 1024)]
     for left in (names, names[1:]):
         make_tables(tmp_path, runner.tables(given), given)

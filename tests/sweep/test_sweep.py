@@ -68,7 +68,10 @@ def evaluated(space, point):
                     {"hardware.memory": SHARED},
                     ["ep_random"],
                 ),
-                ({"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1}]}, ["ep"]),
+                (
+                    {"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1, "one_way": False}]},
+                    ["ep"],
+                ),
             )
         ),
     ],
