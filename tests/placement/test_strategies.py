@@ -217,7 +217,7 @@ def test_uneven_nodes_are_dealt_by_when_they_are_done_by_hand():
     # A node that is slow gets no heavy expert, although it is idle.
     assert expert_parallel_balanced(np.array([[5, 1]]), 2, np.array([10.0, 1]))[0, :, 0].tolist() == [1, 1]
     np.testing.assert_allclose(tensor_parallel(1, 2, 3, pace), [[[0.5, 0.25, 0.25]] * 2])
-    # Groups of paces 3 and 1: 6 and 4 to the first (2, 10 / 3 against 4), 3 to the second, 2 to the first (4 against 5).
+    # Groups of paces 3 and 1: 6 and 4 to the first (2, 10 / 3 against 4), 3 to the second, 2 to the first (4, not 5).
     share = in_groups(frequency, np.array([0, 1, 0]), pace)
     first, second = [2 / 3, 0, 1 / 3], [0, 1, 0]
     np.testing.assert_allclose(share, [[first, first, second, first]], rtol=1e-6)
