@@ -45,9 +45,15 @@ class Search(NamedTuple):
 def search_of(problem: PlacementProblem) -> Search:
     """Arguments of the chains of a problem."""
     array = partial(jnp.asarray, dtype=jnp.float32)
-    hops = problem.model.machine.topology.hop_counts()
-    arrays = (array(each) for each in (problem.frequency, problem.room, hops, problem.pace))
-    return Search(problem.model, *arrays, problem.aim, problem.serving)
+    return Search(
+        model=problem.model,
+        frequency=array(problem.frequency),
+        room=array(problem.room),
+        hops=array(problem.model.machine.topology.hop_counts()),
+        pace=array(problem.pace),
+        aim=problem.aim,
+        serving=problem.serving,
+    )
 
 
 class Places(NamedTuple):

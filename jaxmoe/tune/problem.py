@@ -24,7 +24,7 @@ from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.results import Plan
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, WITHOUT_MESH
 
-ALIKE = 1e-4  # of the slowest node's time; nodes that differ by less are alike
+ALIKE = 1e-4  # nodes whose rates differ by a smaller part are alike
 SLOWEST = 1e-6  # part of the fastest node's work that any node has
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
 
@@ -138,13 +138,15 @@ class PlacementProblem:
 
         By compute and memory, as of a plan that shares every expert evenly by all nodes.
         """
-        choices, nodes, costs = self.batch_tokens * self.trace.top_k, self.num_nodes, self.model.costs
-        touched = np.minimum(choices * self.expert_frequency, 1).sum(axis=1).mean()
-        of_each = (jnp.full(nodes, float(each)) for each in (choices / nodes, touched / nodes, self.batch_tokens))
-        seconds = np.asarray(costs.work(*of_each).busy(self.model.machine)[NODE], float)
-        if seconds.max() <= (1 + ALIKE) * seconds.min():  # a node that cannot compute takes for ever
+        choices, nodes, model = self.batch_tokens * self.trace.top_k, self.num_nodes, self.model
+        touched = float(np.minimum(choices * self.expert_frequency, 1).sum(axis=1).mean())
+        each = jnp.ones(nodes)
+        work = model.costs.work(each * (choices / nodes), each * (touched / nodes), each * self.batch_tokens)
+        seconds = np.asarray(work.busy(model.machine)[NODE], np.float64)
+        rate = seconds.min() / seconds  # a node that cannot compute takes for ever
+        if rate.min() >= 1 - ALIKE:
             return np.full(nodes, 1 / nodes)
-        pace = np.maximum(1 / seconds, SLOWEST / seconds.min())
+        pace = np.maximum(rate, SLOWEST)
         return pace / pace.sum()
 
     @property
