@@ -131,6 +131,13 @@ def _summary(result: HardwareResult, tried: list[TriedChoice], command: str) -> 
         **surroundings(),
         "numbers": {key: best.numbers[key] for key in problem.keys},
         "derived": {key: best.numbers[key] for key in problem.derived},
+        "present": None
+        if result.present is None
+        else {
+            "numbers": result.present.numbers,
+            "strategy": result.present.strategy,
+            column: result.present.metric,
+        },
         "choices": [
             {"values": each.values, column: each.metric} | ({"reason": each.reason} if each.reason else {})
             for each in tried
@@ -216,11 +223,17 @@ def _print_numbers(result: HardwareResult) -> None:
     title = (
         f"{_name(result)}: {told} with {result.best.strategy.name}; {element_bytes(result.best.scenarios[0]).told()}"
     )
-    table = new_table(title, "number", ("best", "from", "to"))
+    table, present = new_table(title, "number", ("best", "present", "from", "to")), result.present
+    now = {} if present is None else {key: f"{value:.5g}" for key, value in present.numbers.items()}
     for key, bounds in problem.space.variables.items():
-        table.add_row(escape(key), *(f"{value:.5g}" for value in (result.best.numbers[key], bounds.start, bounds.stop)))
+        limits = (f"{value:.5g}" for value in (bounds.start, bounds.stop))
+        table.add_row(escape(key), f"{result.best.numbers[key]:.5g}", now.get(key, "-"), *limits)
     for key in problem.derived:
-        table.add_row(escape(key), f"{result.best.numbers[key]:.5g}", "derived", "")
+        table.add_row(escape(key), f"{result.best.numbers[key]:.5g}", now.get(key, "-"), "derived", "")
+    name = f"{problem.space.objective} {unit}".strip()
+    if present is not None:
+        table.add_row(name, f"{result.best.metric * factor:.5g}", f"{present.metric * factor:.5g}", "", "")
+        table.caption = f"present: the scenario's own machine with {present.strategy}; constraints may not hold there"
     print_table(table)
 
 

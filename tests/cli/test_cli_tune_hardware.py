@@ -52,6 +52,13 @@ def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space,
     assert best["values"] == {"hardware.mesh_shape": shape}
     assert summary["objective"]["total_s"] <= best["total_s"] * 1.001  # what constraints may be broken by
 
+    # The present machine is the scenario's own, without the choice that was made.
+    present, own = summary["present"], read_inputs(scenario, None, None, "3")
+    assert present["numbers"][LINK] == own.scenario.hardware.link.bandwidth_GB_per_s
+    (usual,) = (each for each in standard_strategies(own) if each.name == present["strategy"])
+    assert present["total_s"] == pytest.approx(score(own, usual, own.evaluation_batches).mean.mean(), rel=1e-6)
+    assert "present" in result.stdout
+
     inputs = read_inputs(out / "scenario.yaml", None, None, "3")
     strategy = next(each for each in standard_strategies(inputs) if each.name == "ep_balanced")
     again = score(inputs, strategy, inputs.evaluation_batches).mean.mean()

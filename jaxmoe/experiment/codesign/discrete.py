@@ -12,7 +12,7 @@ from jaxtyping import Float
 from jaxmoe.config.hardware_space import SpaceFile
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.codesign.problem import HardwareProblem, hardware_problem
-from jaxmoe.experiment.codesign.search import HardwareResult, tune_hardware
+from jaxmoe.experiment.codesign.search import HardwareResult, PresentMachine, present_machine, tune_hardware
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.tune.machine.augmented_lagrangian import feasible_starts
 from jaxmoe.tune.machine.problem import MachineSearchError, Progress
@@ -61,7 +61,7 @@ def tune_space(
     if not file.space.choices:
         with clock.stage("load"):
             problem = hardware_problem(file, scenario, fixed, layers)
-        return tune_hardware(problem, report, clock), []
+        return replace(tune_hardware(problem, report, clock), present=present_machine(problem)), []
     tried: list[TriedChoice] = []
     found: list[tuple[HardwareProblem, ShortSearch]] = []
     refused: list[InputError] = []
@@ -83,7 +83,19 @@ def tune_space(
     best, short = min(found, key=lambda each: each[1].value)
     result = tune_hardware(best, report, clock, short.position)
     timed = {TRYING: sum(each.evaluations for _, each in found)}
-    return replace(result, evaluations=timed | result.evaluations), tried
+    present = _without_choices(file, scenario, fixed, layers)
+    return replace(result, evaluations=timed | result.evaluations, present=present), tried
+
+
+def _without_choices(
+    file: SpaceFile, scenario: Path, fixed: Mapping[str, Any], layers: Sequence[int] | None
+) -> PresentMachine | None:
+    """The scenario's own machine; `None` where it is none without a choice."""
+    plain = replace(file, space=file.space.model_copy(update={"choices": {}}))
+    try:
+        return present_machine(hardware_problem(plain, scenario, fixed, layers))
+    except InputError:
+        return None
 
 
 def _products(file: SpaceFile) -> list[tuple[Any, ...]]:

@@ -112,9 +112,16 @@ class HardwareProblem(AbstractMachineProblem):
         return self.with_derived(rounded | integers)
 
     def inputs_at(self, numbers: Mapping[str, float]) -> list[Inputs]:
-        """A run on the machine of these numbers, for every size of batch."""
+        """A run on the machine of these numbers, for every size of batch; without numbers on that of the scenario."""
         sizes = [{BATCH_TOKENS: tokens} for tokens in self.space.batch_tokens or ()] or [{}]
         return [inputs_of(self.scenario_at({**numbers, **size}), layers=self.layers) for size in sizes]
+
+    @cached_property
+    def present_numbers(self) -> dict[str, float]:
+        """Variables and derived numbers as the scenario has them, by key, where it has such a number."""
+        keys = [key for key in (*self.keys, *self.derived) if not is_parameter(key)]
+        found = {key: self._fixed(key) for key in keys}
+        return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
 
     def with_constraints(self, texts: Sequence[str]) -> "HardwareProblem":
         space = self.space.model_copy(update={"constraints": (*self.space.constraints, *texts)})

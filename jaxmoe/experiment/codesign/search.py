@@ -1,5 +1,6 @@
 """From a space to its best machine: descent, trust region, placement where that is tuned, and exact scores."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -15,6 +16,7 @@ from jaxmoe.experiment.codesign.designs import Design, biased_group, system_time
 from jaxmoe.experiment.codesign.placements import PlacementSearch, placement_on
 from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.experiment.evaluation import score
+from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import Strategy
@@ -65,6 +67,14 @@ class ScoredMachine:
     residual: float
 
 
+class PresentMachine(NamedTuple):
+    """The machine as the scenario has it, whether or not it meets the constraints, with its best usual design."""
+
+    numbers: dict[str, float]  # by key, where the scenario has such a number
+    strategy: str
+    metric: float  # as that of the best machine
+
+
 @dataclass(frozen=True)
 class HardwareResult:
     """Result of a search.
@@ -82,6 +92,7 @@ class HardwareResult:
     evaluations: dict[str, int]
     tuning: TuneResult | None
     notes: list[str]
+    present: PresentMachine | None = None
 
 
 @dataclass
@@ -206,24 +217,13 @@ class _Search:
         numbers = problem.reported_numbers(optimum.position)
         inputs = problem.inputs_at(numbers)
         lost = 0.0
-        if problem.space.placement == SYSTEM:
-            times = tuple(system_times(each, strategy) for each in inputs)
-        elif table is None:
-            times = tuple(score(each, strategy, each.evaluation_batches) for each in inputs)
+        if table is None:
+            times = _times(problem, inputs, strategy)
         else:
             (each,) = inputs
             times = (score(each, strategy, gated(table, each.routed_batches)),)
             lost = float(lost_by_layer(table, each.routed_batches).mean())
-        metric = METRICS[problem.space.objective]
-        seen = [
-            Outcome(
-                jax.tree.map(jnp.asarray, each),
-                one.model.machine,
-                jnp.asarray(one.scenario.workload.batch_tokens, float),
-            )
-            for each, one in zip(times, inputs, strict=True)
-        ]
-        value = float(np.exp(np.mean([np.log(float(metric(each))) for each in seen])))
+        value = _metric(problem, inputs, times)
         scenarios = tuple(each.scenario for each in inputs)
         met = shadow_prices(problem, numbers, optimum, value)
         best = ScoredMachine(
@@ -242,6 +242,30 @@ class _Search:
             for design, each, at in zip(self.designs, self.optima, here, strict=True)
         ]
         return best, candidates
+
+
+def _times(problem: HardwareProblem, inputs: Sequence[Inputs], strategy: Strategy) -> tuple[LayerTime, ...]:
+    """Exact times of a design without a biased gate, for every size of batch."""
+    if problem.space.placement == SYSTEM:
+        return tuple(system_times(each, strategy) for each in inputs)
+    return tuple(score(each, strategy, each.evaluation_batches) for each in inputs)
+
+
+def _metric(problem: HardwareProblem, inputs: Sequence[Inputs], times: Sequence[LayerTime]) -> float:
+    """The metric in SI units, geometric mean over sizes of batch."""
+    metric, logs = METRICS[problem.space.objective], []
+    for each, one in zip(times, inputs, strict=True):
+        tokens = jnp.asarray(one.scenario.workload.batch_tokens, float)
+        logs.append(np.log(float(metric(Outcome(jax.tree.map(jnp.asarray, each), one.model.machine, tokens)))))
+    return float(np.exp(np.mean(logs)))
+
+
+def present_machine(problem: HardwareProblem) -> PresentMachine:
+    """The scenario's own machine with the usual design that is best there."""
+    inputs, sign = problem.inputs_at({}), 1 if problem.lower_is_better else -1
+    found = {each.name: _metric(problem, inputs, _times(problem, inputs, each)) for each in problem.strategies}
+    name = min(found, key=lambda each: sign * found[each])
+    return PresentMachine(problem.present_numbers, name, found[name])
 
 
 def tune_hardware(
