@@ -1,0 +1,196 @@
+"""Kernels fitted to tables, each with its held-out errors, its intervals, and what is odd in its rows."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measured_kernels.fit import Recipe, fit
+from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
+from jaxmoe.experiment.measured_kernels.split import by_shape, folds_of, repeats, series_of, tested
+from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
+from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
+from jaxmoe.hardware.gpu.sheet import Sheet
+
+SLOW = 1.9  # times the model, above which the median of a series is flagged
+UNITS = 30.0  # times the roofline: rows with the most work are in another unit beyond it, or below one over it
+BINNED = 200  # held-out rows of a decade of sizes that have an interval of their own
+COVERED = (0.05, 0.95)  # quantiles of an interval
+
+
+@dataclass(frozen=True, eq=False)
+class KernelFit:
+    """A fitted kernel. Arrays are of its rows: seconds `measured`, by the data sheet's `roofline`, and `held_out` ones.
+
+    `held_out` is not a number where a row was in no fold that was held out, `base` the same by the base alone. `floor`
+    interpolates the neighbours of a row in its series. `slow` flags rows of slow series.
+    """
+
+    kind: Kind
+    kernel: Mapping[str, str]
+    rows: Columns
+    fitted: FittedKernel
+    measured: Float[np.ndarray, " row"]
+    roofline: Float[np.ndarray, " row"]
+    held_out: Float[np.ndarray, " row"]
+    base: Float[np.ndarray, " row"]
+    floor: Float[np.ndarray, " row"]
+    slow: Bool[np.ndarray, " row"]
+    repeated: Bool[np.ndarray, " row"]
+    of_shapes: bool
+    intervals: tuple[tuple[float, float, float], ...] = field(default=())
+
+    @property
+    def size(self) -> Float[np.ndarray, " row"]:
+        """What a series runs over."""
+        return np.asarray(self.rows[self.kind.size], float)
+
+
+def pooled(tables: Iterable[MeasuredTable]) -> Iterator[tuple[Kind, Mapping[str, str], Columns]]:
+    """Rows of every kernel, of whichever tables."""
+    found: dict[tuple[str, ...], list[Columns]] = {}
+    for table in tables:
+        names = table.kind.kernel
+        labels = np.stack([table.columns[name] for name in names], axis=1)
+        for values in np.unique(labels, axis=0):
+            at = np.flatnonzero((labels == values).all(axis=1))
+            wanted = {*table.kind.numbers, *table.kind.texts, table.kind.latency}
+            some = {name: table.columns[name][at] for name in wanted}
+            found.setdefault((table.kind.name, *values.tolist()), []).append(some)
+    for key, parts in sorted(found.items()):
+        kind = KINDS[key[0]]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        yield kind, dict(zip(kind.kernel, key[1:], strict=True)), joined
+
+
+def calibrated(
+    kind: Kind, kernel: Mapping[str, str], rows: Columns, sheet: Sheet, recipe: Recipe | None, seed: int
+) -> KernelFit:
+    """Fit one kernel, by folds for its errors and then to all rows.
+
+    Raises `OptionError` where its times are in another unit.
+    """
+    terms = _arrays(kind.terms(rows, sheet, kernel))
+    measured = np.asarray(rows[kind.latency], float) * kind.unit
+    roofline = np.asarray(terms.roofline, float)
+    _check_unit(kind, kernel, roofline, measured)
+    folds = folds_of(kind, rows)
+    held = {name: np.full(len(measured), np.nan) for name in ("base", "whole")}
+    for fold in tested(kind):
+        kept, left = folds != fold, folds == fold
+        if not (kept.any() and left.any()):
+            continue
+        for name, way in (("base", None), ("whole", recipe)):
+            found = fit(_of(terms, kept), measured[kept], way, seed)
+            held[name][left] = np.asarray(found.seconds(_of(terms, left)), float)
+    better = recipe is not None and not _error(held["whole"], measured) > _error(held["base"], measured)
+    fitted = fit(terms, measured, recipe if better else None, seed)
+    told = held["whole"] if better else held["base"]
+    series = series_of(kind, rows)
+    usual = np.where(np.isnan(told), np.asarray(fitted.seconds(terms), float), told)
+    slow = np.array([np.median((measured / usual)[series == each]) > SLOW for each in range(series.max() + 1)])[series]
+    size = np.asarray(rows[kind.size], float)
+    return KernelFit(
+        kind,
+        kernel,
+        rows,
+        fitted,
+        measured,
+        roofline,
+        told,
+        held["base"],
+        _floor(series, size, measured),
+        slow,
+        repeats(kind, rows),
+        by_shape(kind, rows),
+        intervals_of(size[~slow], (measured / told)[~slow]),
+    )
+
+
+def intervals_of(
+    size: Float[np.ndarray, " row"], ratio: Float[np.ndarray, " row"]
+) -> tuple[tuple[float, float, float], ...]:
+    """Quantiles of measured over told seconds by decade of size: from which size on, lower, upper."""
+    known = np.isfinite(ratio)
+    size, ratio = size[known], ratio[known]
+    if not len(ratio):
+        return ()
+    decade = decades(size)
+    found = [(0.0, *np.quantile(ratio, COVERED))]
+    for each in np.unique(decade):
+        inside = ratio[decade == each]
+        if len(inside) >= BINNED:
+            found.append((float(10.0**each), *np.quantile(inside, COVERED)))
+    return tuple((float(start), float(low), float(high)) for start, low, high in found)
+
+
+def decades(size: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+    """Powers of ten of sizes."""
+    return np.floor(np.log10(np.maximum(size, 1)) + 1e-9).astype(int)
+
+
+def _arrays(terms: Terms) -> Terms:
+    return Terms(*(np.asarray(part, np.float32) for part in terms))
+
+
+def _of(terms: Terms, rows: Bool[np.ndarray, " row"]) -> Terms:
+    return Terms(*(part[rows] for part in terms))
+
+
+def _error(told: np.ndarray, measured: np.ndarray) -> float:
+    """Mean relative error of rows that are told, whose outliers count as 1."""
+    known = np.isfinite(told)
+    return float(np.minimum(np.abs(told[known] / measured[known] - 1), 1).mean()) if known.any() else np.inf
+
+
+def _check_unit(kind: Kind, kernel: Mapping[str, str], roofline: np.ndarray, measured: np.ndarray) -> None:
+    most = roofline >= np.quantile(roofline, 0.9)
+    ratio = float(np.median(measured[most] / roofline[most]))
+    if not 1 / UNITS < ratio < UNITS:
+        raise OptionError(
+            f"{kind.name} of {', '.join(filter(None, kernel.values()))}: the rows with the most work take {ratio:.3g} "
+            f"times as long as the data sheet says; {kind.latency} has to be in ms"
+        )
+
+
+def _floor(
+    series: Int[np.ndarray, " row"], size: Float[np.ndarray, " row"], measured: Float[np.ndarray, " row"]
+) -> Float[np.ndarray, " row"]:
+    """Seconds between the neighbours of each row in its series, by logarithms; not a number at the ends."""
+    order = np.lexsort((size, series))
+    told = np.full(len(size), np.nan)
+    before, at, after = order[:-2], order[1:-1], order[2:]
+    inside = (series[before] == series[at]) & (series[at] == series[after]) & (size[before] < size[at])
+    inside &= size[at] < size[after]
+    before, at, after = before[inside], at[inside], after[inside]
+    x, low, high = (np.log(np.maximum(size[some], 0.5)) for some in (at, before, after))
+    part = (x - low) / (high - low)
+    told[at] = np.exp((1 - part) * np.log(measured[before]) + part * np.log(measured[after]))
+    return told
+
+
+RECIPES: dict[str, Recipe] = {
+    "gemm": Recipe(4000, 32, 1e-5, 1e-6),
+    "moe": Recipe(1200, 16, 1e-3, 1e-4),
+    "attention_context": Recipe(3000, 24, 1e-4, 1e-5),
+    "attention_generation": Recipe(3000, 24, 1e-4, 1e-5),
+    "mla_context": Recipe(2000, 16, 1e-4, 1e-5),
+    "mla_generation": Recipe(2000, 16, 1e-4, 1e-5),
+    "mla_context_module": Recipe(2000, 16, 1e-4, 1e-5),
+    "mla_generation_module": Recipe(2000, 16, 1e-4, 1e-5),
+    "nccl": Recipe(1500, 12, 1e-5, 1e-6),
+    "all_reduce": Recipe(1500, 12, 1e-5, 1e-6),
+}
+
+
+def calibrate_tables(
+    tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, progress: Callable[[str], None] = lambda _: None
+) -> list[KernelFit]:
+    """Every kernel of these tables, fitted."""
+    found = []
+    for kind, kernel, rows in pooled(tables):
+        progress(f"{kind.name} {' '.join(filter(None, kernel.values()))}")
+        found.append(calibrated(kind, kernel, rows, sheet, RECIPES[kind.name], seed))
+    return found

@@ -1,0 +1,182 @@
+"""A kernel's numbers from measured rows: first those with a meaning, then the residual, by robust descent.
+
+The loss is of logarithms of modelled over measured seconds, and linear beyond `OUTLIER`: a series that is several times
+slow does not pull. Every fit draws the same number of rows a step, so that all kernels of a kind share one compiled
+function.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Residual, Terms, rising_inputs
+
+OUTLIER = 0.05  # error beyond which a row counts linearly
+BATCH = 2048  # rows of a step
+BASE_STEPS = 400
+BASE_RATE, RATE = 0.03, 0.01
+
+
+class Recipe(NamedTuple):
+    """How a residual is fitted: steps, units of a layer, and penalties of squared weights.
+
+    `by_shape` keeps what the shape does to it smooth, where few shapes were measured; `units` all of it small.
+    """
+
+    steps: int
+    width: int
+    by_shape: float
+    units: float
+
+
+class Rows(NamedTuple):
+    """Terms and logarithms of measured seconds of some rows, with the weight that each has."""
+
+    terms: Terms
+    log: Float[Array, " row"]
+
+
+def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe | None, seed: int) -> FittedKernel:
+    """The kernel of these rows; without a recipe, its base alone."""
+    rows = Rows(Terms(*(jnp.asarray(part, jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds, jnp.float32)))
+    rng = np.random.default_rng(seed)
+    base = _started(terms, seconds)
+    kernel = FittedKernel(base)
+    kernel = _descend(kernel, rows, _draws(rng, len(seconds), BASE_STEPS), BASE_RATE)
+    if recipe is None:
+        return kernel
+    scale = Scale.of(kernel.base, rows.terms)
+    kernel = FittedKernel(kernel.base, _new_residual(scale, recipe.width, seed))
+    fitted = _descend_scaled(kernel, scale, rows, _draws(rng, len(seconds), recipe.steps), recipe.by_shape, recipe.units)
+    return FittedKernel(fitted.base, _unscaled(fitted.residual, scale))
+
+
+def _draws(rng: np.random.Generator, rows: int, steps: int) -> Int[Array, "step draw"]:
+    return jnp.asarray(rng.integers(0, rows, (steps, BATCH)), jnp.int32)
+
+
+def _started(terms: Terms, seconds: np.ndarray) -> Base:
+    """A guess: the fastest row is a launch, and three quarters of the data sheet's rates are reached."""
+    launch = np.log(0.7 * np.quantile(seconds, 0.02))
+    bytes_, tiles = terms.memory.shape[-1], terms.tiles.shape[-1]
+    return Base(
+        jnp.asarray(launch, jnp.float32),
+        jnp.full(bytes_, np.log(1.3), jnp.float32),
+        jnp.full(tiles, np.log(1.5), jnp.float32) + 0.1 * jnp.arange(tiles, dtype=jnp.float32)[::-1],
+        jnp.full(tiles, np.log(5e-7), jnp.float32),
+        jnp.asarray(0.0, jnp.float32),
+    )
+
+
+# The residual is fitted on inputs of mean 0 and deviation 1, which are then taken into its weights.
+
+
+class Scale(NamedTuple):
+    """Mean and deviation of inputs of a residual."""
+
+    rising: tuple[Array, Array]
+    shape: tuple[Array, Array]
+
+    @classmethod
+    def of(cls, base: Base, terms: Terms) -> "Scale":
+        def told(values: Array) -> tuple[Array, Array]:
+            return values.mean(axis=0), values.std(axis=0) + 1e-2
+
+        return cls(told(rising_inputs(terms, jnp.log(base.seconds(terms)))), told(terms.shape))
+
+
+def _new_residual(scale: Scale, width: int, seed: int) -> Residual:
+    """Small weights; the base's logarithm passes, so that the residual starts as none."""
+    keys = jax.random.split(jax.random.key(seed), 4)
+    rising, shape = scale.rising[0].shape[0], scale.shape[0].shape[0]
+
+    def drawn(key: Array, *size: int) -> Array:
+        return jax.random.normal(key, size, jnp.float32)
+
+    small = (0.5 / rising) ** 0.5
+    direct = jnp.full(rising, 0.05, jnp.float32).at[0].set(jnp.sqrt((1 - KEPT) * scale.rising[1][0]))
+    return Residual(
+        rising=small * (0.5 + jnp.abs(drawn(keys[0], width, rising))),
+        shape=0.3 * drawn(keys[1], width, shape) / max(shape, 1) ** 0.5,
+        first=drawn(keys[2], width),
+        joined=(0.5 / width) ** 0.5 * (0.5 + jnp.abs(drawn(keys[3], width, width))),
+        again=jnp.zeros((width, shape), jnp.float32),
+        second=jnp.zeros(width, jnp.float32),
+        out=jnp.full(width, 0.1, jnp.float32),
+        direct=direct,
+        linear=jnp.zeros(shape, jnp.float32),
+        bias=(1 - KEPT) * scale.rising[0][0],
+    )
+
+
+def _unscaled(residual: Residual, scale: Scale) -> Residual:
+    """The same function of inputs as they are, from one of scaled inputs."""
+    (mean, spread), (centre, width) = scale
+    rising, shape, again = residual.rising**2 / spread, residual.shape / width, residual.again / width
+    direct, linear = residual.direct**2 / spread, residual.linear / width
+    return Residual(
+        rising=jnp.sqrt(rising),
+        shape=shape,
+        first=residual.first - rising @ mean - shape @ centre,
+        joined=residual.joined,
+        again=again,
+        second=residual.second - again @ centre,
+        out=residual.out,
+        direct=jnp.sqrt(direct),
+        linear=linear,
+        bias=residual.bias - direct @ mean - linear @ centre,
+    )
+
+
+def _loss(log: Array, rows: Rows) -> Array:
+    return optax.huber_loss(log - rows.log, delta=OUTLIER).mean() / OUTLIER
+
+
+def _penalty(residual: Residual, by_shape: Array, units: Array) -> Array:
+    shape = sum((part**2).sum() for part in (residual.shape, residual.again, residual.linear))
+    return by_shape * shape + units * sum((part**4).sum() for part in (residual.out, residual.joined, residual.rising))
+
+
+@partial(jax.jit, static_argnames="rate")
+def _descend(kernel: FittedKernel, rows: Rows, draws: Array, rate: float) -> FittedKernel:
+    optimiser = optax.adam(optax.cosine_decay_schedule(rate, draws.shape[0]))
+
+    def step(state, at):
+        kernel, moments = state
+        some = jax.tree.map(lambda part: part[at], rows)
+        gradient = jax.grad(lambda k: _loss(jnp.log(k.seconds(some.terms)), some))(kernel)
+        change, moments = optimiser.update(gradient, moments, kernel)
+        return (eqx.apply_updates(kernel, change), moments), None
+
+    (kernel, _), _ = jax.lax.scan(step, (kernel, optimiser.init(kernel)), draws)
+    return kernel
+
+
+@jax.jit
+def _descend_scaled(
+    kernel: FittedKernel, scale: Scale, rows: Rows, draws: Array, by_shape: float, units: float
+) -> FittedKernel:
+    schedule = optax.warmup_cosine_decay_schedule(0, RATE, 100, draws.shape[0], RATE * 0.01)
+    optimiser = optax.adam(schedule)
+
+    def log_seconds(kernel: FittedKernel, terms: Terms) -> Array:
+        log = jnp.log(kernel.base.seconds(terms))
+        (mean, spread), (centre, width) = scale
+        rising = (rising_inputs(terms, log) - mean) / spread
+        return KEPT * log + kernel.residual(rising, (terms.shape - centre) / width)
+
+    def step(state, at):
+        kernel, moments = state
+        some = jax.tree.map(lambda part: part[at], rows)
+        gradient = jax.grad(lambda k: _loss(log_seconds(k, some.terms), some) + _penalty(k.residual, by_shape, units))(kernel)
+        change, moments = optimiser.update(gradient, moments, kernel)
+        return (eqx.apply_updates(kernel, change), moments), None
+
+    (kernel, _), _ = jax.lax.scan(step, (kernel, optimiser.init(kernel)), draws)
+    return kernel

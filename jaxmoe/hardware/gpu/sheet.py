@@ -1,0 +1,41 @@
+"""What the data sheet of a GPU says: peak rates, bandwidths, processors."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.relax import as_number
+
+# Bytes of one weight and of one activation, and which peak rate a product of a precision runs at.
+WEIGHT_BYTES = {
+    "bfloat16": 2.0,
+    "half": 2.0,
+    "int8": 1.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0 + 4 / 128**2,
+    "nvfp4": 0.5 + 1 / 16,
+    "int4_wo": 0.5 + 2 / 128,
+    "w4a16_mxfp4": 0.5 + 1 / 32,
+    "w4a8_mxfp4_mxfp8": 0.5 + 1 / 32,
+}
+ACTIVATION_BYTES = {"fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "w4a8_mxfp4_mxfp8": 1.0}
+RATE = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a8_mxfp4_mxfp8": "fp8", "int8": "fp8"}
+
+
+class Sheet(eqx.Module):
+    """Numbers of one GPU. `fp4` is the rate of FP8 where a GPU has no FP4 units."""
+
+    bandwidth: Float[Array, ""] = eqx.field(converter=as_number)  # of memory, B/s
+    bf16: Float[Array, ""] = eqx.field(converter=as_number)  # dense FLOP/s
+    fp8: Float[Array, ""] = eqx.field(converter=as_number)
+    fp4: Float[Array, ""] = eqx.field(converter=as_number)
+    processors: Float[Array, ""] = eqx.field(converter=as_number)  # streaming multiprocessors
+    link: Float[Array, ""] = eqx.field(converter=as_number)  # to the other GPUs of its node, each way, B/s
+
+    def rate(self, precision: str) -> Float[Array, ""]:
+        """Peak FLOP/s of products of this precision."""
+        return getattr(self, RATE.get(precision, "bf16"))
+
+    @classmethod
+    def of(cls, bandwidth: float, bf16: float, fp8: float, fp4: float, processors: int, link: float) -> "Sheet":
+        return cls(*(jnp.asarray(value, jnp.float32) for value in (bandwidth, bf16, fp8, fp4, processors, link)))
