@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config.base import ConfigError
-from jaxmoe.config.dies import DieConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
+from jaxmoe.config.dies import DieConfig, FittedGemmConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
 from jaxmoe.config.element_bytes import element_bytes
 from jaxmoe.config.energy import build_energy, whole_machine
 from jaxmoe.config.graph import GraphConfig, as_graph
@@ -46,6 +46,8 @@ from jaxmoe.hardware import (
     torus,
     wafers,
 )
+from jaxmoe.hardware.gpu.files import KernelFileError
+from jaxmoe.hardware.gpu.fused import fused_gemm
 from jaxmoe.hardware.kernels import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.hardware.topology import filled
@@ -209,6 +211,11 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
                 return read_gemm_table(Path(path), float(tokens), float(columns))
             except GemmError as error:
                 raise ConfigError(f"hardware.die.gemm.path: {error}") from None
+        case FittedGemmConfig(path=path, backend=backend, precision=precision, kernel=kernel, top_k=top_k):
+            try:
+                return fused_gemm(Path(path), backend, precision, kernel, die.compute_TFLOPs_per_s * TERA, float(top_k))
+            except KernelFileError as error:
+                raise ConfigError(f"hardware.die.gemm: {error}") from None
         case TiledGemmConfig(tile_tokens=rows, tile_columns=width, startup_ns=startup):
             return TiledGemm(*map(_number, (rows, width, startup * NANO)))
     model: AbstractGemm = made(die.gemm.part, die.gemm.values_of_part(), die.gemm.settings_of_part(die.gemm.part))

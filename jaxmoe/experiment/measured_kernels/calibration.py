@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.fit import Recipe, fit
 from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
+from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
 from jaxmoe.experiment.measured_kernels.split import by_shape, folds_of, repeats, series_of, tested
 from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
@@ -72,9 +73,9 @@ def calibrated(
 
     Raises `OptionError` where its times are in another unit.
     """
-    terms = _arrays(kind.terms(rows, sheet, kernel))
+    terms = terms_of(kind, rows, sheet, kernel)
     measured = np.asarray(rows[kind.latency], float) * kind.unit
-    roofline = np.asarray(terms.roofline, float)
+    roofline = np.maximum(terms.memory.sum(-1), terms.tiles.min(-1)).astype(float)
     _check_unit(kind, kernel, roofline, measured)
     folds = folds_of(kind, rows)
     held = {name: np.full(len(measured), np.nan) for name in ("base", "whole")}
@@ -84,12 +85,12 @@ def calibrated(
             continue
         for name, way in (("base", None), ("whole", recipe)):
             found = fit(_of(terms, kept), measured[kept], way, seed)
-            held[name][left] = np.asarray(found.seconds(_of(terms, left)), float)
+            held[name][left] = seconds_of(found, _of(terms, left))
     better = recipe is not None and not _error(held["whole"], measured) > _error(held["base"], measured)
     fitted = fit(terms, measured, recipe if better else None, seed)
     told = held["whole"] if better else held["base"]
     series = series_of(kind, rows)
-    usual = np.where(np.isnan(told), np.asarray(fitted.seconds(terms), float), told)
+    usual = np.where(np.isnan(told), seconds_of(fitted, terms), told)
     slow = np.array([np.median((measured / usual)[series == each]) > SLOW for each in range(series.max() + 1)])[series]
     size = np.asarray(rows[kind.size], float)
     return KernelFit(
@@ -129,10 +130,6 @@ def intervals_of(
 def decades(size: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
     """Powers of ten of sizes."""
     return np.floor(np.log10(np.maximum(size, 1)) + 1e-9).astype(int)
-
-
-def _arrays(terms: Terms) -> Terms:
-    return Terms(*(np.asarray(part, np.float32) for part in terms))
 
 
 def _of(terms: Terms, rows: Bool[np.ndarray, " row"]) -> Terms:

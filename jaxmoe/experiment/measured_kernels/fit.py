@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.experiment.measured_kernels.padded import padded_size
 from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Residual, Terms, rising_inputs
 
 OUTLIER = 0.05  # error beyond which a row counts linearly
@@ -44,14 +45,16 @@ class Rows(NamedTuple):
 
 def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe | None, seed: int) -> FittedKernel:
     """The kernel of these rows; without a recipe, its base alone."""
-    rows = Rows(Terms(*(jnp.asarray(part, jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds, jnp.float32)))
+    # Rows are repeated up to one of few sizes, which fits of other kernels share; none of the repeated ones is drawn.
+    at = np.minimum(np.arange(padded_size(len(seconds))), len(seconds) - 1)
+    rows = Rows(Terms(*(jnp.asarray(part[at], jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds[at], jnp.float32)))
     rng = np.random.default_rng(seed)
     base = _started(terms, seconds)
     kernel = FittedKernel(base)
     kernel = _descend(kernel, rows, _draws(rng, len(seconds), BASE_STEPS), BASE_RATE)
     if recipe is None:
         return kernel
-    scale = Scale.of(kernel.base, rows.terms)
+    scale = Scale.of(kernel.base, terms)
     kernel = FittedKernel(kernel.base, _new_residual(scale, recipe.width, seed))
     fitted = _descend_scaled(kernel, scale, rows, _draws(rng, len(seconds), recipe.steps), recipe.by_shape, recipe.units)
     return FittedKernel(fitted.base, _unscaled(fitted.residual, scale))

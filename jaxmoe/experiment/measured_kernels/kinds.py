@@ -82,8 +82,7 @@ def _moe(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
         routing,
         strict=True,
     )
-    known: dict[tuple, terms.ExpertLoads] = {}
-    each = [known[key] if key in known else known.setdefault(key, loads_of(*key)) for key in drawn]
+    each = [loads_of(*key) for key in drawn]
     loads = terms.ExpertLoads(*(jnp.asarray(np.stack(part), jnp.float32) for part in zip(*each, strict=True)))
     precision = kernel["moe_dtype"]
     hidden, inner, top_k, experts, cut, ranks = _floats(rows, *names, "moe_tp_size", "moe_ep_size")

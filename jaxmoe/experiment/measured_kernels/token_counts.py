@@ -24,6 +24,7 @@ GROUPS, CHOSEN_GROUPS = 8, 4  # of experts, of which DeepSeek-V3's gate lets a t
 Routing = Literal["free", "grouped", "clamped"]
 
 
+@lru_cache(maxsize=None)
 def loads_of(
     tokens: int, experts: int, top_k: int, ranks: int, distribution: str, routing: Routing = "free"
 ) -> ExpertLoads:
