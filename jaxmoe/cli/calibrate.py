@@ -34,7 +34,7 @@ def run(
     if folders:
         if len(measured) > 1 or fit is not None:
             raise OptionError(f"--measured {folders[0]}: a folder of kernels stands alone, without --fit; leave it out")
-        calibrate_folder(folder, load_hardware(config, overrides or ()), config.stem, folders[0], seed)
+        calibrate_folder(folder, interrupts, load_hardware(config, overrides or ()), config.stem, folders[0], seed)
         return
     with StageTimer() as clock:
         hardware = load_hardware(config, overrides or ())

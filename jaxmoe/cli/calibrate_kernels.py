@@ -7,7 +7,8 @@ import numpy as np
 from rich.table import Table
 
 from jaxmoe.cli.comparison_output import print_table, print_warnings
-from jaxmoe.cli.session import OutputFolder, command_line
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
 from jaxmoe.config import HardwareConfig, commented, load_hardware, resolved
 from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.experiment.inputs import OptionError
@@ -27,7 +28,9 @@ DRAWN = 4000  # rows of a picture, evenly chosen
 SHOWN = ("error", "median", "base", "roofline", "floor", "covered")
 
 
-def calibrate_folder(folder: OutputFolder, hardware: HardwareConfig, name: str, measured: Path, seed: int) -> None:
+def calibrate_folder(
+    folder: OutputFolder, interrupts: Interrupts, hardware: HardwareConfig, name: str, measured: Path, seed: int
+) -> None:
     """Fit every kernel of a folder, and write kernels, machine, scores and a picture."""
     system = measured.resolve().name
     if system not in SHEETS:
@@ -36,8 +39,8 @@ def calibrate_folder(folder: OutputFolder, hardware: HardwareConfig, name: str, 
     with StageTimer() as clock:
         with clock.stage("read"):
             tables, left_out = _read(measured)
-        with clock.stage("fit"):
-            fits = calibrate_tables(tables, sheet, seed)
+        with clock.stage("fit"), progress_bars(interrupts.check) as report:
+            fits = calibrate_tables(tables, sheet, seed, report)
         source = f"{measured.name}, {sum(map(len, tables))} rows of {len(tables)} tables"
         file = KernelFile(system, source, sheet, tuple(map(_known, fits)))
         with atomic_write(folder.target(KERNELS)) as aside:
@@ -144,5 +147,6 @@ def run_predict(config: Path, table: Path, out: Path) -> None:
     found = predict(rows, read_kernels(Path(gemm.path)))
     unit = rows.kind.unit
     columns = {"latency": found.seconds, "low": found.lower, "high": found.upper}
-    write_columns(out, {**rows.columns, **{f"predicted_{name}": part / unit for name, part in columns.items()}})
+    given = {name: part for name, part in rows.columns.items() if name not in dict(rows.kind.derived)}
+    write_columns(out, {**given, **{f"predicted_{name}": part / unit for name, part in columns.items()}})
     print_warnings(found.notes)

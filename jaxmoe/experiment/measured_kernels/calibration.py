@@ -1,6 +1,6 @@
 """Kernels fitted to tables, each with its held-out errors, its intervals, and what is odd in its rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,10 +8,12 @@ from jaxtyping import Bool, Float, Int
 
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.fit import Recipe, fit
+from jaxmoe.experiment.measured_kernels.grouping import grouped
 from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
 from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
 from jaxmoe.experiment.measured_kernels.split import by_shape, folds_of, repeats, series_of, tested
 from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
+from jaxmoe.experiment.stage_timer import Report
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.sheet import Sheet
 
@@ -54,12 +56,12 @@ def pooled(tables: Iterable[MeasuredTable]) -> Iterator[tuple[Kind, Mapping[str,
     found: dict[tuple[str, ...], list[Columns]] = {}
     for table in tables:
         names = table.kind.kernel
-        labels = np.stack([table.columns[name] for name in names], axis=1)
-        for values in np.unique(labels, axis=0):
-            at = np.flatnonzero((labels == values).all(axis=1))
+        groups, group = grouped(table.columns, names)
+        for index, values in enumerate(groups):
+            at = np.flatnonzero(group == index)
             wanted = {*table.kind.numbers, *table.kind.texts, table.kind.latency}
             some = {name: table.columns[name][at] for name in wanted}
-            found.setdefault((table.kind.name, *values.tolist()), []).append(some)
+            found.setdefault((table.kind.name, *values), []).append(some)
     for key, parts in sorted(found.items()):
         kind = KINDS[key[0]]
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -67,7 +69,7 @@ def pooled(tables: Iterable[MeasuredTable]) -> Iterator[tuple[Kind, Mapping[str,
 
 
 def calibrated(
-    kind: Kind, kernel: Mapping[str, str], rows: Columns, sheet: Sheet, recipe: Recipe | None, seed: int
+    kind: Kind, kernel: Mapping[str, str], rows: Columns, sheet: Sheet, recipe: Recipe, seed: int
 ) -> KernelFit:
     """Fit one kernel, by folds for its errors and then to all rows.
 
@@ -83,15 +85,15 @@ def calibrated(
         kept, left = folds != fold, folds == fold
         if not (kept.any() and left.any()):
             continue
-        for name, way in (("base", None), ("whole", recipe)):
-            found = fit(_of(terms, kept), measured[kept], way, seed)
+        for name, found in zip(held, fit(_of(terms, kept), measured[kept], recipe, seed), strict=True):
             held[name][left] = seconds_of(found, _of(terms, left))
-    better = recipe is not None and not _error(held["whole"], measured) > _error(held["base"], measured)
-    fitted = fit(terms, measured, recipe if better else None, seed)
+    better = not _error(held["whole"], measured) > _error(held["base"], measured)
+    alone, whole = fit(terms, measured, recipe, seed)
+    fitted = whole if better else alone
     told = held["whole"] if better else held["base"]
     series = series_of(kind, rows)
     usual = np.where(np.isnan(told), seconds_of(fitted, terms), told)
-    slow = np.array([np.median((measured / usual)[series == each]) > SLOW for each in range(series.max() + 1)])[series]
+    slow = _slow(series, measured / usual)
     size = np.asarray(rows[kind.size], float)
     return KernelFit(
         kind,
@@ -152,6 +154,13 @@ def _check_unit(kind: Kind, kernel: Mapping[str, str], roofline: np.ndarray, mea
         )
 
 
+def _slow(series: Int[np.ndarray, " row"], ratio: Float[np.ndarray, " row"]) -> Bool[np.ndarray, " row"]:
+    """Whether the median of a row's series is above `SLOW`."""
+    order = np.argsort(series, kind="stable")
+    parts = np.split(ratio[order], np.flatnonzero(np.diff(series[order])) + 1)
+    return np.array([np.median(part) > SLOW for part in parts])[series]
+
+
 def _floor(
     series: Int[np.ndarray, " row"], size: Float[np.ndarray, " row"], measured: Float[np.ndarray, " row"]
 ) -> Float[np.ndarray, " row"]:
@@ -169,25 +178,23 @@ def _floor(
 
 
 RECIPES: dict[str, Recipe] = {
-    "gemm": Recipe(4000, 32, 1e-5, 1e-6),
-    "moe": Recipe(1200, 16, 1e-3, 1e-4),
-    "attention_context": Recipe(3000, 24, 1e-4, 1e-5),
-    "attention_generation": Recipe(3000, 24, 1e-4, 1e-5),
-    "mla_context": Recipe(2000, 16, 1e-4, 1e-5),
-    "mla_generation": Recipe(2000, 16, 1e-4, 1e-5),
-    "mla_context_module": Recipe(2000, 16, 1e-4, 1e-5),
-    "mla_generation_module": Recipe(2000, 16, 1e-4, 1e-5),
+    "gemm": Recipe(3500, 32, 1e-5, 1e-6),
+    "moe": Recipe(1000, 16, 1e-3, 1e-4),
+    "attention_context": Recipe(2500, 24, 1e-4, 1e-5),
+    "attention_generation": Recipe(2500, 24, 1e-4, 1e-5),
+    "mla_context": Recipe(1500, 16, 1e-4, 1e-5),
+    "mla_generation": Recipe(1500, 16, 1e-4, 1e-5),
+    "mla_context_module": Recipe(1500, 16, 1e-4, 1e-5),
+    "mla_generation_module": Recipe(1500, 16, 1e-4, 1e-5),
     "nccl": Recipe(1500, 12, 1e-5, 1e-6),
     "all_reduce": Recipe(1500, 12, 1e-5, 1e-6),
 }
 
 
-def calibrate_tables(
-    tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, progress: Callable[[str], None] = lambda _: None
-) -> list[KernelFit]:
+def calibrate_tables(tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, report: Report) -> list[KernelFit]:
     """Every kernel of these tables, fitted."""
-    found = []
-    for kind, kernel, rows in pooled(tables):
-        progress(f"{kind.name} {' '.join(filter(None, kernel.values()))}")
+    found, groups = [], list(pooled(tables))
+    for done, (kind, kernel, rows) in enumerate(groups):
+        report("kernels", done, len(groups))
         found.append(calibrated(kind, kernel, rows, sheet, RECIPES[kind.name], seed))
     return found

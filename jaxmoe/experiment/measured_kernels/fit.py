@@ -5,7 +5,6 @@ slow does not pull. Every fit draws the same number of rows a step, so that all 
 function.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -19,8 +18,9 @@ from jaxmoe.experiment.measured_kernels.padded import padded_size
 from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Residual, Terms, rising_inputs
 
 OUTLIER = 0.05  # error beyond which a row counts linearly
-BATCH = 2048  # rows of a step
-BASE_STEPS = 400
+BATCH = 1024  # rows of a step
+SIZES = (4096, 8)  # the fewest rows that a fit is compiled for, and how many times more the next
+BASE_STEPS = 300
 BASE_RATE, RATE = 0.03, 0.01
 
 
@@ -43,21 +43,20 @@ class Rows(NamedTuple):
     log: Float[Array, " row"]
 
 
-def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe | None, seed: int) -> FittedKernel:
-    """The kernel of these rows; without a recipe, its base alone."""
+def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe, seed: int) -> tuple[FittedKernel, FittedKernel]:
+    """The kernel of these rows: its base alone, and with a residual, which moves the base a little."""
     # Rows are repeated up to one of few sizes, which fits of other kernels share; none of the repeated ones is drawn.
-    at = np.minimum(np.arange(padded_size(len(seconds))), len(seconds) - 1)
-    rows = Rows(Terms(*(jnp.asarray(part[at], jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds[at], jnp.float32)))
+    at = np.minimum(np.arange(padded_size(len(seconds), *SIZES)), len(seconds) - 1)
+    rows = Rows(
+        Terms(*(jnp.asarray(part[at], jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds[at], jnp.float32))
+    )
     rng = np.random.default_rng(seed)
-    base = _started(terms, seconds)
-    kernel = FittedKernel(base)
-    kernel = _descend(kernel, rows, _draws(rng, len(seconds), BASE_STEPS), BASE_RATE)
-    if recipe is None:
-        return kernel
-    scale = Scale.of(kernel.base, terms)
-    kernel = FittedKernel(kernel.base, _new_residual(scale, recipe.width, seed))
-    fitted = _descend_scaled(kernel, scale, rows, _draws(rng, len(seconds), recipe.steps), recipe.by_shape, recipe.units)
-    return FittedKernel(fitted.base, _unscaled(fitted.residual, scale))
+    alone = _descend(_started(terms, seconds), rows, _draws(rng, len(seconds), BASE_STEPS))
+    scale = Scale.of(alone, rows.terms)
+    kernel = FittedKernel(alone, _new_residual(scale, recipe.width, seed))
+    draws = _draws(rng, len(seconds), recipe.steps)
+    whole = _descend_scaled(kernel, scale, rows, draws, recipe.by_shape, recipe.units)
+    return FittedKernel(alone), FittedKernel(whole.base, _unscaled(whole.residual, scale))
 
 
 def _draws(rng: np.random.Generator, rows: int, steps: int) -> Int[Array, "step draw"]:
@@ -88,10 +87,14 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, base: Base, terms: Terms) -> "Scale":
-        def told(values: Array) -> tuple[Array, Array]:
-            return values.mean(axis=0), values.std(axis=0) + 1e-2
+        return cls(*_spread_of(base, terms))
 
-        return cls(told(rising_inputs(terms, jnp.log(base.seconds(terms)))), told(terms.shape))
+
+@jax.jit
+def _spread_of(base: Base, terms: Terms) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    rising = rising_inputs(terms, jnp.log(base.seconds(terms)))
+    rising, shape = ((values.mean(axis=0), values.std(axis=0) + 1e-2) for values in (rising, terms.shape))
+    return rising, shape
 
 
 def _new_residual(scale: Scale, width: int, seed: int) -> Residual:
@@ -146,19 +149,19 @@ def _penalty(residual: Residual, by_shape: Array, units: Array) -> Array:
     return by_shape * shape + units * sum((part**4).sum() for part in (residual.out, residual.joined, residual.rising))
 
 
-@partial(jax.jit, static_argnames="rate")
-def _descend(kernel: FittedKernel, rows: Rows, draws: Array, rate: float) -> FittedKernel:
-    optimiser = optax.adam(optax.cosine_decay_schedule(rate, draws.shape[0]))
+@jax.jit
+def _descend(base: Base, rows: Rows, draws: Array) -> Base:
+    optimiser = optax.adam(optax.cosine_decay_schedule(BASE_RATE, draws.shape[0]))
 
     def step(state, at):
-        kernel, moments = state
+        base, moments = state
         some = jax.tree.map(lambda part: part[at], rows)
-        gradient = jax.grad(lambda k: _loss(jnp.log(k.seconds(some.terms)), some))(kernel)
-        change, moments = optimiser.update(gradient, moments, kernel)
-        return (eqx.apply_updates(kernel, change), moments), None
+        gradient = jax.grad(lambda b: _loss(jnp.log(b.seconds(some.terms)), some))(base)
+        change, moments = optimiser.update(gradient, moments, base)
+        return (eqx.apply_updates(base, change), moments), None
 
-    (kernel, _), _ = jax.lax.scan(step, (kernel, optimiser.init(kernel)), draws)
-    return kernel
+    (base, _), _ = jax.lax.scan(step, (base, optimiser.init(base)), draws)
+    return base
 
 
 @jax.jit

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of
+from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
 from jaxmoe.hardware.gpu import terms
 from jaxmoe.hardware.gpu.kernel import Terms
 from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, RATE, WEIGHT_BYTES, Sheet
@@ -37,6 +38,7 @@ class Kind:
     zeros: tuple[str, ...] = ()  # numbers that may be 0
     optional: tuple[str, ...] = ()  # texts that older tables leave out
     rising: bool = True  # whether a series is a run of sizes, of which every fourth is held out where it has one shape
+    derived: tuple[tuple[str, Callable[[dict[str, np.ndarray]], np.ndarray]], ...] = ()  # columns made of the others
     every_shape: bool = False  # whether all shapes are held out in turn, where there are few
     latency: str = "latency"
     unit: float = MILLI
@@ -186,11 +188,12 @@ KINDS: dict[str, Kind] = {
             "moe",
             ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
             ("distribution", "moe_dtype", *_OF),
-            ("moe_dtype", *_OF),
+            ("moe_dtype", "tiles", *_OF),
             ("hidden_size", "inter_size", "topk", "num_experts"),
             "num_tokens",
             _moe,
             every_shape=True,
+            derived=(("tiles", tiles_of),),
         ),
         Kind(
             "attention_context",

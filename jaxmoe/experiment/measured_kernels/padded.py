@@ -1,4 +1,4 @@
-"""Computations over rows, in sizes that a few compiled functions serve: rows are repeated up to a power of four."""
+"""Computations over rows, in few sizes: rows are repeated up to the next, so that few functions are compiled."""
 
 from collections.abc import Mapping
 
@@ -10,15 +10,11 @@ from jaxmoe.experiment.measured_kernels.kinds import Columns, Kind
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.sheet import Sheet
 
-LEAST_ROWS = 1024
-
-
-def padded_size(rows: int) -> int:
+def padded_size(rows: int, least: int = 1024, factor: int = 4) -> int:
     """The size that so many rows are computed in."""
-    size = LEAST_ROWS
-    while size < rows:
-        size *= 4
-    return size
+    while least < rows:
+        least *= factor
+    return least
 
 
 def terms_of(kind: Kind, rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:

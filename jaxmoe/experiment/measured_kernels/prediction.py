@@ -7,11 +7,12 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measured_kernels.grouping import grouped
 from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
 from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
 from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
 
-LOOSE = ("version", "kernel_source", "framework")  # names that another kernel may stand in for, the first most easily
+LOOSE = ("version", "tiles", "kernel_source", "framework")  # names that another kernel may stand in for, the first most easily
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +35,11 @@ def predict(table: MeasuredTable, file: KernelFile) -> Prediction:
     if not known:
         have = ", ".join(sorted({kernel.kind for kernel in file.kernels}))
         raise OptionError(f"{table.path}: is of kind {kind.name}, for which {file.system} has no kernel; it has {have}")
-    labels = np.stack([rows[name] for name in kind.kernel], axis=1)
     seconds, lower, upper = (np.full(len(table), np.nan) for _ in range(3))
     notes = []
-    for values in np.unique(labels, axis=0):
-        names = dict(zip(kind.kernel, values.tolist(), strict=True))
+    groups, group = grouped(rows, kind.kernel)
+    for index, values in enumerate(groups):
+        names = dict(zip(kind.kernel, values, strict=True))
         kernel = _nearest(names, known)
         if kernel is None:
             have = sorted({" ".join(filter(None, each.names.values())) for each in known})
@@ -48,7 +49,7 @@ def predict(table: MeasuredTable, file: KernelFile) -> Prediction:
             )
         if kernel.names != names:
             notes.append(f"{_told(names)}: not measured; {_told(kernel.names)} stands in, its interval may not hold")
-        at = np.flatnonzero((labels == values).all(axis=1))
+        at = np.flatnonzero(group == index)
         some = {name: column[at] for name, column in rows.items()}
         found = seconds_of(kernel.fitted, terms_of(kind, some, file.sheet, names))
         low, high = kernel.interval(np.asarray(some[kind.size], float))

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit, decades, intervals_of
+from jaxmoe.experiment.measured_kernels.grouping import grouped
 
 PRECISIONS = ("gemm_dtype", "moe_dtype", "attn_dtype", "gemm_type", "kv_cache_dtype", "nccl_dtype", "allreduce_dtype")
 
@@ -80,7 +81,7 @@ def scores(fits: Sequence[KernelFit], rows: Sequence[Bool[np.ndarray, " row"]]) 
 def _covered(fit: KernelFit) -> Float[np.ndarray, " row"]:
     """1 where a held-out row is within an interval that was made from the other half of the held-out shapes."""
     names = [name for name in fit.kind.shape if name in fit.rows]
-    codes = np.unique(np.stack([fit.rows[name] for name in names], axis=1), axis=0, return_inverse=True)[1].ravel()
+    codes = grouped(fit.rows, names)[1]
     known = np.isfinite(fit.held_out)
     half = np.full(len(codes), -1)
     for rank, code in enumerate(np.unique(codes[known])):

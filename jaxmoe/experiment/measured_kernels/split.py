@@ -10,6 +10,7 @@ import hashlib
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxmoe.experiment.measured_kernels.grouping import grouped
 from jaxmoe.experiment.measured_kernels.kinds import Columns, Kind
 
 FOLDS, FEW = 4, 3
@@ -17,7 +18,7 @@ FOLDS, FEW = 4, 3
 
 def folds_of(kind: Kind, rows: Columns) -> Int[np.ndarray, " row"]:
     """The fold of every row, 0 to `FOLDS` - 1. Rows of one shape share it, where there are shapes enough."""
-    shapes, of_row = _groups(rows, kind.shape)
+    shapes, of_row = grouped(rows, kind.shape)
     if kind.rising and len(shapes) < FEW or kind.shape == (kind.size,):
         sizes, at = np.unique(rows[kind.size], return_inverse=True)
         return (np.arange(len(sizes)) % FOLDS)[at.ravel()]
@@ -34,29 +35,23 @@ def tested(kind: Kind) -> tuple[int, ...]:
 
 def by_shape(kind: Kind, rows: Columns) -> bool:
     """Whether whole shapes are held out, so that errors say something of shapes that were not measured."""
-    return kind.shape != (kind.size,) and len(_groups(rows, kind.shape)[0]) >= FEW
+    return kind.shape != (kind.size,) and len(grouped(rows, kind.shape)[0]) >= FEW
 
 
-def _groups(rows: Columns, names: tuple[str, ...]) -> tuple[np.ndarray, Int[np.ndarray, " row"]]:
-    shapes, of_row = np.unique(np.stack([rows[name] for name in names], axis=1), axis=0, return_inverse=True)
-    return shapes, of_row.ravel()
-
-
-def _hash(shape: np.ndarray) -> int:
+def _hash(shape: tuple[float, ...]) -> int:
     return int.from_bytes(hashlib.sha256(str([int(value) for value in shape]).encode()).digest()[:4], "big")
 
 
 def series_of(kind: Kind, rows: Columns) -> Int[np.ndarray, " row"]:
     """The series of every row: rows that agree in all inputs but the size."""
     names = [name for name in (*kind.numbers, *kind.texts) if name != kind.size and name != "op_name"]
-    codes = [np.unique(rows[name], return_inverse=True)[1].ravel() for name in names]
-    return np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)[1].ravel()
+    return grouped(rows, names)[1]
 
 
 def repeats(kind: Kind, rows: Columns) -> Bool[np.ndarray, " row"]:
     """Whether a row has the inputs of one before it."""
-    codes = np.stack([series_of(kind, rows).astype(float), rows[kind.size]], axis=1)
-    first = np.unique(codes, axis=0, return_index=True)[1]
-    again = np.ones(len(codes), bool)
+    _, group = grouped({"series": series_of(kind, rows), "size": rows[kind.size]}, ("series", "size"))
+    first = np.unique(group, return_index=True)[1]
+    again = np.ones(len(group), bool)
     again[first] = False
     return again

@@ -60,7 +60,7 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
         raise OptionError(f"{path}: has no rows; give a table with a row for each measurement")
     read: dict[str, np.ndarray] = {}
     for name, values in columns.items():
-        read[name] = np.array([str(value) for value in values]) if name in texts else np.asarray(values)
+        read[name] = np.asarray(values).astype(str) if name in texts else np.asarray(values)
     for name in kind.optional:
         read.setdefault(name, np.full(rows, ""))
     if "framework" in read:
@@ -73,6 +73,7 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
         unknown = sorted(set(read[name].tolist()) - set(WEIGHT_BYTES)) if name in kind.kernel else []
         if unknown:
             raise OptionError(f"{path}: {name} is {unknown[0]!r}, expected one of {', '.join(WEIGHT_BYTES)}")
+    read |= {name: made(read) for name, made in kind.derived}
     return MeasuredTable(path, kind, read)
 
 
@@ -121,7 +122,7 @@ def _columns(path: Path) -> dict[str, Any]:
             return {name: [line[name] for line in lines] for name in (lines[0] if lines else ())} or {"": []}
         parquet = _parquet()
         table = parquet.read_table(path)
-        return {name: table[name].to_pylist() for name in table.column_names}
+        return {name: table[name].to_numpy() for name in table.column_names}
     except OptionError:
         raise
     except Exception as error:  # of pyarrow, of the file system, of a coding
