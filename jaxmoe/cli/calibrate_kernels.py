@@ -147,6 +147,5 @@ def run_predict(config: Path, table: Path, out: Path) -> None:
     found = predict(rows, read_kernels(Path(gemm.path)))
     unit = rows.kind.unit
     columns = {"latency": found.seconds, "low": found.lower, "high": found.upper}
-    given = {name: part for name, part in rows.columns.items() if name not in dict(rows.kind.derived)}
-    write_columns(out, {**given, **{f"predicted_{name}": part / unit for name, part in columns.items()}})
+    write_columns(out, {**rows.given, **{f"predicted_{name}": part / unit for name, part in columns.items()}})
     print_warnings(found.notes)

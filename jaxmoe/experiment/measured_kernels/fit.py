@@ -55,7 +55,7 @@ def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe, seed: int) -> tuple[F
     scale = Scale.of(alone, rows.terms)
     kernel = FittedKernel(alone, _new_residual(scale, recipe.width, seed))
     draws = _draws(rng, len(seconds), recipe.steps)
-    whole = _descend_scaled(kernel, scale, rows, draws, recipe.by_shape, recipe.units)
+    whole = _descend_scaled(kernel, scale, rows, draws, jnp.asarray([recipe.by_shape, recipe.units]))
     return FittedKernel(alone), FittedKernel(whole.base, _unscaled(whole.residual, scale))
 
 
@@ -166,7 +166,7 @@ def _descend(base: Base, rows: Rows, draws: Array) -> Base:
 
 @jax.jit
 def _descend_scaled(
-    kernel: FittedKernel, scale: Scale, rows: Rows, draws: Array, by_shape: float, units: float
+    kernel: FittedKernel, scale: Scale, rows: Rows, draws: Array, penalties: Float[Array, "2"]
 ) -> FittedKernel:
     schedule = optax.warmup_cosine_decay_schedule(0, RATE, 100, draws.shape[0], RATE * 0.01)
     optimiser = optax.adam(schedule)
@@ -180,7 +180,7 @@ def _descend_scaled(
     def step(state, at):
         kernel, moments = state
         some = jax.tree.map(lambda part: part[at], rows)
-        gradient = jax.grad(lambda k: _loss(log_seconds(k, some.terms), some) + _penalty(k.residual, by_shape, units))(kernel)
+        gradient = jax.grad(lambda k: _loss(log_seconds(k, some.terms), some) + _penalty(k.residual, *penalties))(kernel)
         change, moments = optimiser.update(gradient, moments, kernel)
         return (eqx.apply_updates(kernel, change), moments), None
 

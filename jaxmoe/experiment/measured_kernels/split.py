@@ -38,7 +38,7 @@ def by_shape(kind: Kind, rows: Columns) -> bool:
     return kind.shape != (kind.size,) and len(grouped(rows, kind.shape)[0]) >= FEW
 
 
-def _hash(shape: tuple[float, ...]) -> int:
+def _hash(shape: tuple[float | int, ...]) -> int:
     return int.from_bytes(hashlib.sha256(str([int(value) for value in shape]).encode()).digest()[:4], "big")
 
 

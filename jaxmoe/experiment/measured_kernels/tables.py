@@ -24,11 +24,15 @@ PRECISIONS = ("gemm_dtype", "moe_dtype", "attn_dtype", "kv_cache_dtype", "gemm_t
 
 @dataclass(frozen=True)
 class MeasuredTable:
-    """A table of one kind: all its columns by name, [row]. Texts of backends are in lower case."""
+    """A table of one kind: all its columns by name, [row], with numbers as such and backends in lower case.
+
+    `given` are the columns as they stand in the file.
+    """
 
     path: Path
     kind: Kind
     columns: Columns
+    given: Columns
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -74,7 +78,7 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
         if unknown:
             raise OptionError(f"{path}: {name} is {unknown[0]!r}, expected one of {', '.join(WEIGHT_BYTES)}")
     read |= {name: made(read) for name, made in kind.derived}
-    return MeasuredTable(path, kind, read)
+    return MeasuredTable(path, kind, read, columns)
 
 
 def _numbers(path: Path, name: str, values: np.ndarray, zero: bool) -> np.ndarray:
@@ -114,12 +118,13 @@ def _kind_of(path: Path, columns: Columns, timed: bool) -> Kind:
     raise OptionError(f"{path}: lacks {', '.join(missing[nearest])} of a table of kind {nearest}; add what is missing")
 
 
-def _columns(path: Path) -> dict[str, Any]:
+def _columns(path: Path) -> dict[str, np.ndarray]:
     try:
         if path.suffix == ".csv":
             with path.open(newline="", encoding="utf-8") as file:
                 lines = list(csv.DictReader(file))
-            return {name: [line[name] for line in lines] for name in (lines[0] if lines else ())} or {"": []}
+            names = lines[0] if lines else ("",)
+            return {name: np.array([line[name] for line in lines]) for name in names}
         parquet = _parquet()
         table = parquet.read_table(path)
         return {name: table[name].to_numpy() for name in table.column_names}

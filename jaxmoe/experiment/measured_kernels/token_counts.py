@@ -8,11 +8,11 @@ same for all numbers of tokens.
 
 import math
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, no_type_check
 
-import numba
 import numpy as np
 from jaxtyping import Float, Int
+from numba import njit
 
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads
 
@@ -47,8 +47,8 @@ def loads_of(
     if routing == "clamped" and ranks > 1:
         given = (chosen < local).any(axis=2).sum(axis=1)
         counts[:, 0] += given * top_k - counts.sum(axis=1)
-        return _means(counts, given.mean())
-    return _means(counts, tokens)
+        return _means(counts, float(given.mean()))
+    return _means(counts, float(tokens))
 
 
 def _means(counts: Int[np.ndarray, "draw expert"], tokens: float) -> ExpertLoads:
@@ -92,8 +92,9 @@ def _assigned(counts: Int[np.ndarray, "draw expert"], tokens: int, top_k: int) -
     return np.array(draws, np.int32)
 
 
-@numba.njit(cache=True)
-def _settle(counts, tokens, top_k, ranks):  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)
+@no_type_check
+def _settle(counts, tokens, top_k, ranks):
     """Cap and complete the counts of every draw, and swap the most loaded rank to the front."""
     local = counts.shape[1] // ranks
     for draw in range(len(counts)):
@@ -113,8 +114,9 @@ def _settle(counts, tokens, top_k, ranks):  # pragma: no cover - compiled
             row[:local] = chosen
 
 
-@numba.njit(cache=True)
-def _counted(chosen, local):  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)
+@no_type_check
+def _counted(chosen, local):
     """Choices of each of the first experts, [draw, expert]."""
     counts = np.zeros((chosen.shape[0], local), np.int64)
     for draw in range(chosen.shape[0]):
@@ -124,8 +126,9 @@ def _counted(chosen, local):  # pragma: no cover - compiled
     return counts
 
 
-@numba.njit(cache=True)
-def _regrouped(chosen, experts):  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)
+@no_type_check
+def _regrouped(chosen, experts):
     """Choices after a gate that keeps the groups with the most of two choices, and fills up from the first expert on."""
     size, top_k = experts // GROUPS, chosen.shape[2]
     found = np.empty_like(chosen)
@@ -150,8 +153,9 @@ def _regrouped(chosen, experts):  # pragma: no cover - compiled
     return found
 
 
-@numba.njit(cache=True)
-def _spread(row, amount, ranks, most):  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)
+@no_type_check
+def _spread(row, amount, ranks, most):
     """Add an amount to the emptiest experts of each rank in turn, or take it from the fullest."""
     local = len(row) // ranks
     step = 1 if amount > 0 else -1

@@ -79,7 +79,7 @@ class Residual(eqx.Module):
     linear: Float[Array, " shape"]
     bias: Float[Array, ""]
 
-    def __call__(self, rising: Float[Array, "*row rising"], shape: Float[Array, "*row shape"]) -> Float[Array, "*row"]:
+    def __call__(self, rising: Float[Array, "*row rising"], shape: Float[Array, "*#row shape"]) -> Float[Array, "*row"]:
         first = jnp.tanh(rising @ (self.rising**2).T + shape @ self.shape.T + self.first)
         second = jnp.tanh(first @ (self.joined**2).T + shape @ self.again.T + self.second)
         return second @ self.out**2 + rising @ self.direct**2 + shape @ self.linear + self.bias

@@ -37,16 +37,16 @@ class Sheet(eqx.Module):
         return getattr(self, RATE.get(precision, "bf16"))
 
     @classmethod
-    def of(cls, bandwidth: float, bf16: float, fp8: float, fp4: float, processors: int, link: float) -> "Sheet":
+    def of(cls, bandwidth: float, bf16: float, fp8: float, fp4: float, processors: float, link: float) -> "Sheet":
         return cls(*(jnp.asarray(value, jnp.float32) for value in (bandwidth, bf16, fp8, fp4, processors, link)))
 
 
 # Dense rates and bandwidths of NVIDIA's data sheets, a GPU; links one way. Bandwidth and rates of the RTX PRO 6000 are
 # those at the clock that was measured. Hopper has no FP4 units.
-SHEETS: dict[str, tuple[float, float, float, float, int, float]] = {
-    "h100_sxm": (3.35e12, 989e12, 1979e12, 1979e12, 132, 450e9),
-    "h200_sxm": (4.8e12, 989e12, 1979e12, 1979e12, 132, 450e9),
-    "b200_sxm": (7.7e12, 2250e12, 4500e12, 9000e12, 148, 900e9),
-    "gb200": (8e12, 2500e12, 5000e12, 10000e12, 148, 900e9),
-    "rtx_pro_6000_server": (1.792e12, 467.8e12, 935.6e12, 1871.2e12, 188, 64e9),
+SHEETS: dict[str, tuple[float, ...]] = {
+    "h100_sxm": (3.35e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),
+    "h200_sxm": (4.8e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),
+    "b200_sxm": (7.7e12, 2250e12, 4500e12, 9000e12, 148.0, 900e9),
+    "gb200": (8e12, 2500e12, 5000e12, 10000e12, 148.0, 900e9),
+    "rtx_pro_6000_server": (1.792e12, 467.8e12, 935.6e12, 1871.2e12, 188.0, 64e9),
 }

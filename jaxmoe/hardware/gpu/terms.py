@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxmoe.hardware.gpu.kernel import LEAST, Terms
 from jaxmoe.hardware.gpu.sheet import Sheet
 
-Numbers = Float[Array, "*row"]
+Numbers = Float[Array, "..."]  # rows of any axes, or one number for all
 
 TILE_ROWS = (8, 16, 32, 64, 128)  # of tiles that a fused kernel fills from each expert's own tokens
 TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))  # rows, columns that a library may choose
@@ -30,7 +30,7 @@ class ExpertLoads(NamedTuple):
     tiles: Float[Array, "*row tile"]
 
 
-def whole(value: Numbers, unit: Numbers | float) -> Numbers:
+def whole(value: Numbers, unit: Numbers | float | int) -> Numbers:
     """How many units hold a value, which is not negative; gradients pass as if it were not rounded."""
     parts = value / unit
     return parts + jax.lax.stop_gradient(jnp.ceil(parts - 1e-5) - parts)
@@ -41,12 +41,12 @@ def stacked(parts: Sequence[Numbers]) -> Float[Array, "*row part"]:
     return jnp.stack(jnp.broadcast_arrays(*parts), axis=-1)
 
 
-def excess(value: Numbers, unit: float) -> Numbers:
+def excess(value: Numbers, unit: float | int) -> Numbers:
     """Logarithm of what rounding up to a unit adds."""
     return jnp.log(whole(value, unit) * unit / value)
 
 
-def _ragged(value: Numbers, unit: float) -> Numbers:
+def _ragged(value: Numbers, unit: float | int) -> Numbers:
     """1 where a value is no multiple of a unit, else 0."""
     return jax.lax.stop_gradient(jnp.where(jnp.mod(value, unit) > 0, 1.0, 0.0))
 
@@ -62,11 +62,15 @@ def product(
     blocks = [whole(rows, tall) * whole(columns, wide) / sheet.processors for tall, wide in TILES[1:4:2]]
     shape = [jnp.log(columns / 1024), jnp.log(inner / 1024), excess(columns, 128), excess(columns, 256)]
     shape += [excess(inner, 128), jnp.log(columns * inner / 1024**2) ** 2 / 10]
-    shape += [_ragged(rows, 2), _ragged(rows, 16), _ragged(rows, 64), _ragged(rows, 256), _ragged(columns, 256), _ragged(inner, 256)]
-    shape += [_ragged(whole(columns, 128), 4)]
+    # One row more than a multiple costs more than the next multiple does, measured: rows that do not align.
+    shape += [_ragged(rows, unit) for unit in (2, 16, 64, 256)]
+    shape += [_ragged(columns, 256), _ragged(inner, 256), _ragged(whole(columns, 128), 4)]
     for tall in (64, 128):
-        fits = [(whole(whole(rows, tall) * whole(columns, wide), sheet.processors), wide) for wide in range(16, 257, 16)]
-        waves.append(jnp.min(stacked([count * wide / 128 for count, wide in fits]), axis=-1))
+        # A library that picks columns for full waves: the fewest, counted in tiles of 128 columns.
+        fits = [
+            whole(whole(rows, tall) * whole(columns, wide), sheet.processors) * wide / 128 for wide in range(16, 257, 16)
+        ]
+        waves.append(jnp.min(stacked(fits), axis=-1))
         of_tile.append(2 * tall * 128 * inner / sheet.rate(precision) * sheet.processors)
     return Terms(
         memory=stacked([weights, vectors]),
@@ -77,16 +81,16 @@ def product(
     )
 
 
-MOE_TILES = ((16, 32), (16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 128), (128, 128))  # rows, columns of a fused kernel
+MOE_TILES = ((16, 32), (16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 128), (128, 256))
 
 
 def fused_moe(
-    loads: "ExpertLoads",
+    loads: ExpertLoads,
     hidden: Numbers,
     inner: Numbers,
     experts: Numbers,
     top_k: Numbers,
-    gemms: float,
+    gemms: Numbers | float,
     sheet: Sheet,
     precision: str,
     weight: float,
@@ -114,8 +118,8 @@ def fused_moe(
     longest = loads.heaviest * gemms * 2 * matrix / rate
     sizes = [jnp.log(value + LEAST) for value in (*padded, longest)]
     sizes += [jnp.log(loads.touched), jnp.log(loads.slots), jnp.log(loads.tokens)]
+    sizes += [jax.lax.stop_gradient(jnp.where(loads.tokens > experts, 1.0, 0.0))]  # libraries change tiles there
     shape = [jnp.log(hidden / 4096), jnp.log(inner / 1024), jnp.log(experts / 32), jnp.log(top_k / 4)]
-    shape += [jax.lax.stop_gradient(jnp.where(loads.tokens > experts, 1.0, 0.0))]  # libraries change tiles there
     return Terms(stacked(memory), stacked(tiles), stacked(waves), stacked(sizes), stacked(shape))
 
 
@@ -128,8 +132,8 @@ def prefill(
     tokens: Numbers,
     heads: Numbers,
     kv_heads: Numbers,
-    key_size: float | Numbers,
-    value_size: float | Numbers,
+    key_size: float | int | Numbers,
+    value_size: float | int | Numbers,
     window: Numbers,
     sheet: Sheet,
     precision: str,
@@ -167,8 +171,8 @@ def decode(
     cached: Numbers,
     heads: Numbers,
     kv_heads: Numbers,
-    key_size: float | Numbers,
-    value_size: float | Numbers,
+    key_size: float | int | Numbers,
+    value_size: float | int | Numbers,
     window: Numbers,
     sheet: Sheet,
     precision: str,
