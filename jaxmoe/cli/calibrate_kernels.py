@@ -12,15 +12,15 @@ from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
 from jaxmoe.config import HardwareConfig, commented, load_hardware, resolved
 from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables
+from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, kernel_file
 from jaxmoe.experiment.measured_kernels.prediction import predict
 from jaxmoe.experiment.measured_kernels.scores import by_kernel, by_kind
-from jaxmoe.experiment.measured_kernels.tables import BACKENDS, MeasuredTable, read_table, tables_in, write_columns
+from jaxmoe.experiment.measured_kernels.tables import BACKENDS, read_folder, read_table, write_columns
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write, write_table
-from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel, read_kernels, write_kernels
-from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
+from jaxmoe.hardware.gpu.files import read_kernels, write_kernels
+from jaxmoe.hardware.gpu.sheet import SHEETS, sheet_of
 from jaxmoe.report.scatter import plot_model_vs_simulation
 
 KERNELS = "kernels.json"
@@ -35,14 +35,13 @@ def calibrate_folder(
     system = measured.resolve().name
     if system not in SHEETS:
         raise OptionError(f"--measured {measured}: the folder is named {system}, expected one of {', '.join(SHEETS)}")
-    sheet = Sheet.of(*SHEETS[system])
+    sheet = sheet_of(system)
     with StageTimer() as clock:
         with clock.stage("read"):
-            tables, left_out = _read(measured)
+            tables, left_out = read_folder(measured)
         with clock.stage("fit"), progress_bars(interrupts.check) as report:
             fits = calibrate_tables(tables, sheet, seed, report)
-        source = f"{measured.name}, {sum(map(len, tables))} rows of {len(tables)} tables"
-        file = KernelFile(system, source, sheet, tuple(map(_known, fits)))
+        file = kernel_file(system, fits)
         with atomic_write(folder.target(KERNELS)) as aside:
             write_kernels(aside, file)
         machine = _with_kernels(hardware, fits)
@@ -52,30 +51,9 @@ def calibrate_folder(
         _draw(folder, fits, name)
         kinds = list(by_kind(fits))
         summary = {"command": "calibrate", **surroundings(), "hardware": resolved(machine), "seed": seed}
-        folder.write_json("summary.json", summary | {"source": source, "errors": kinds, "wall_s": clock.report()})
+        folder.write_json("summary.json", summary | {"source": file.source, "errors": kinds, "wall_s": clock.report()})
     _print(kinds, name)
     print_warnings([*left_out, *_odd(fits)])
-
-
-def _read(measured: Path) -> tuple[list[MeasuredTable], list[str]]:
-    """Tables that have a model, and notes on those that have none. Raises `OptionError` for one that is wrong."""
-    tables, left_out = [], []
-    for path in tables_in(measured):
-        if path.name.startswith(("wideep_deepep", "trtllm_alltoall", "wideep_moe")):
-            left_out.append(f"{path}: left out, its exchanges have no model yet")
-            continue
-        tables.append(read_table(path))
-    if not tables:
-        raise OptionError(f"--measured {measured}: has no table of kernels that have a model")
-    return tables, left_out
-
-
-def _known(fit: KernelFit) -> KnownKernel:
-    off = np.abs(fit.held_out / fit.measured - 1)
-    error = float(f"{np.nanmean(off):.3g}") if np.isfinite(off).any() else None
-    told = {"rows": len(fit.measured), "held_out_error": error, "of_shapes": fit.of_shapes}
-    intervals = [tuple(float(value) for value in each) for each in fit.intervals] or [(0.0, 0.5, 2.0)]
-    return KnownKernel(fit.kind.name, dict(fit.kernel), fit.fitted, intervals, told)
 
 
 def _with_kernels(hardware: HardwareConfig, fits: Sequence[KernelFit]) -> HardwareConfig:

@@ -15,11 +15,14 @@ from jaxmoe.experiment.measured_kernels.split import by_shape, folds_of, repeats
 from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
 from jaxmoe.experiment.stage_timer import Report
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
-from jaxmoe.hardware.gpu.sheet import Sheet
+from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
+from jaxmoe.hardware.gpu.sheet import Sheet, sheet_of
 
 SLOW = 1.9  # times the model, above which the median of a series is flagged
 UNITS = 30.0  # times the roofline: rows with the most work are in another unit beyond it, or below one over it
 BINNED = 200  # held-out rows of a decade of sizes that have an interval of their own
+WIDE = (0.0, 0.5, 2.0)  # the interval of a kernel of which nothing was held out
+SOURCE = "measured tables of ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0)"
 COVERED = (0.05, 0.95)  # quantiles of an interval
 
 
@@ -198,3 +201,16 @@ def calibrate_tables(tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, r
         report("kernels", done, len(groups))
         found.append(calibrated(kind, kernel, rows, sheet, RECIPES[kind.name], seed))
     return found
+
+
+def kernel_file(system: str, fits: Sequence[KernelFit]) -> KernelFile:
+    """What a machine keeps of fits: numbers, intervals and where they come from."""
+    rows = sum(len(fit.measured) for fit in fits)
+    return KernelFile(system, f"{SOURCE}: {system}, {rows} rows", sheet_of(system), tuple(map(_known, fits)))
+
+
+def _known(fit: KernelFit) -> KnownKernel:
+    off = np.abs(fit.held_out / fit.measured - 1)
+    error = float(f"{np.nanmean(off):.3g}") if np.isfinite(off).any() else None
+    told = {"rows": len(fit.measured), "held_out_error": error, "of_shapes": fit.of_shapes}
+    return KnownKernel(fit.kind.name, dict(fit.kernel), fit.fitted, fit.intervals or (WIDE,), told)

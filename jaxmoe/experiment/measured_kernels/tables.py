@@ -4,7 +4,6 @@ The layout is that of aiconfigurator: SYSTEM/KIND/BACKEND_VERSION/*.parquet, lat
 """
 
 import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 
-UNTIMED = {"combine_avg_t_us", "dispatch_transmit_us"}  # columns of tables of DeepEP, which are not read yet
+UNTIMED = ("wideep_deepep", "trtllm_alltoall", "wideep_moe")  # files of what has no model yet
+EXCHANGED = {"combine_avg_t_us", "dispatch_transmit_us"}  # columns of DeepEP's
 BACKENDS = ("sglang", "vllm", "trtllm", "")  # "" where an older table names none
 PRECISIONS = ("gemm_dtype", "moe_dtype", "attn_dtype", "kv_cache_dtype", "gemm_type", "nccl_dtype", "allreduce_dtype")
 
@@ -43,12 +43,17 @@ class MeasuredTable:
         return np.asarray(self.columns[self.kind.latency], float) * self.kind.unit
 
 
-def tables_in(folder: Path) -> Iterator[Path]:
-    """Files of tables below a folder, in order. Raises `OptionError` where there are none."""
+def read_folder(folder: Path) -> tuple[list[MeasuredTable], list[str]]:
+    """All tables below the folder of one system that have a model, and a note on each that has none.
+
+    Raises `OptionError` where there are none, or where one is wrong.
+    """
     found = sorted(folder.glob("**/*.parquet"))
-    if not found:
-        raise OptionError(f"{folder}: has no *.parquet; give the folder of one system, SYSTEM/KIND/BACKEND/*.parquet")
-    yield from found
+    left_out = [path for path in found if path.name.startswith(UNTIMED)]
+    if len(left_out) == len(found):
+        raise OptionError(f"{folder}: has no table of kernels; give a folder SYSTEM with KIND/BACKEND/*.parquet in it")
+    notes = [f"{path.relative_to(folder)}: left out, there is no model of it yet" for path in left_out]
+    return [read_table(path) for path in found if path not in left_out], notes
 
 
 def read_table(path: Path, timed: bool = True) -> MeasuredTable:
@@ -98,7 +103,7 @@ def _numbers(path: Path, name: str, values: np.ndarray, zero: bool) -> np.ndarra
 
 def _kind_of(path: Path, columns: Columns, timed: bool) -> Kind:
     """The kind whose columns are all there, the one with the most of them."""
-    if UNTIMED & set(columns):
+    if EXCHANGED & set(columns):
         raise OptionError(f"{path}: is of DeepEP, whose kernels have no model yet; leave it out")
     operations = set(map(str, columns.get("op_name", ())))
     missing: dict[str, list[str]] = {}

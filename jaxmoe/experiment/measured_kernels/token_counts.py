@@ -33,16 +33,19 @@ def loads_of(
     `grouped`: the gate of DeepSeek-V3 ran over the choices. `clamped`: the rank got the tokens with a choice there
     alone, and their other choices fell on its first expert. Raises `ValueError` for another distribution.
     """
+    local = experts // ranks
     if distribution in ("balanced", "uniform"):
         chosen = _balanced(tokens, experts, top_k)[None]
     else:
         name, _, exponent = distribution.rpartition("_")
         if name != "power_law":
             raise ValueError(distribution)
-        chosen = _assigned(_power_law(tokens, experts, top_k, ranks, float(exponent)), tokens, top_k)
+        drawn = _power_law(tokens, experts, top_k, ranks, float(exponent))
+        if routing == "free":  # which token chose what makes no difference
+            return _means(drawn[:, :local], float(tokens))
+        chosen = _assigned(drawn, tokens, top_k)
     if routing == "grouped":
         chosen = _regrouped(chosen, experts)
-    local = experts // ranks
     counts = _counted(chosen, local)
     if routing == "clamped" and ranks > 1:
         given = (chosen < local).any(axis=2).sum(axis=1)

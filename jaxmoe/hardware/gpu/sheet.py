@@ -50,3 +50,8 @@ SHEETS: dict[str, tuple[float, ...]] = {
     "gb200": (8e12, 2500e12, 5000e12, 10000e12, 148.0, 900e9),
     "rtx_pro_6000_server": (1.792e12, 467.8e12, 935.6e12, 1871.2e12, 188.0, 64e9),
 }
+
+
+def sheet_of(system: str) -> Sheet:
+    """The data sheet of one of `SHEETS`."""
+    return Sheet.of(*SHEETS[system])
