@@ -58,17 +58,12 @@ def calibrate_folder(
 
 def _with_kernels(hardware: HardwareConfig, fits: Sequence[KernelFit]) -> HardwareConfig:
     """The machine with the fused MoE kernel that was measured most, or as it is where none was."""
-    fused = [fit for fit in fits if fit.kind.name == "moe" and fit.kernel["framework"] in ("sglang", "vllm", "trtllm")]
+    fused = [fit for fit in fits if fit.kind.name == "moe" and fit.kernel["framework"] in BACKENDS[:3]]
     if not fused or hardware.die is None:
         return hardware
     names = max(fused, key=lambda fit: len(fit.measured)).kernel
-    gemm = FittedGemmConfig(
-        kind="fitted",
-        path=KERNELS,
-        backend=names["framework"],
-        precision=names["moe_dtype"],
-        kernel=names["kernel_source"],
-    )
+    told = {"backend": names["framework"], "precision": names["moe_dtype"], "kernel": names["kernel_source"]}
+    gemm = FittedGemmConfig.model_validate({"kind": "fitted", "path": KERNELS, **told})
     return hardware.model_copy(update={"die": hardware.die.model_copy(update={"gemm": gemm})})
 
 

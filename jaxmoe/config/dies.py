@@ -78,7 +78,8 @@ class DieConfig(Section):
     gemm: GemmConfig | None = Field(
         default=None,
         description="how well a die multiplies matrices as {kind: tiled, tile_tokens: .., tile_columns: ..} or "
-        "{kind: measured, path: ..} or {kind: fitted, path: .., backend: .., precision: ..}, or null for its full rate at every shape",
+        "{kind: measured, path: ..} or {kind: fitted, path: .., backend: .., precision: ..}, or null for its full rate "
+        "at every shape",
     )
     energy_pJ_per_FLOP: Amount | None = Field(
         default=None, description="the energy of a FLOP in pJ, or null where not known", examples=[0.5]

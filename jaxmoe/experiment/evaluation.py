@@ -71,7 +71,8 @@ def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: Lay
             at[node == index] = np.arange((node == index).sum())
         rows, parts, present = np.zeros((3, max(at, default=0) + 1, nodes), np.float32)
         rows[at, node], parts[at, node], present[at, node] = tokens, part, 1
-        total = gemm.node_seconds(*map(jnp.asarray, (rows, parts, present)), rate, costs.columns, costs.gemms)
+        given = (jnp.asarray(rows), jnp.asarray(parts), jnp.asarray(present))
+        total = gemm.node_seconds(given[0], given[1], given[2], rate, costs.columns, costs.gemms)
         return np.asarray(total, float)[node] / np.bincount(node, minlength=nodes)[node]
 
     return timed

@@ -41,7 +41,10 @@ def experts(kernel: str = "moe_torch_flow_cutlass") -> dict[str, list]:
             seconds = 20e-6 + 3 * hidden * inner * max(2 * touched / 2e12, 4 * tokens / 4e14)
             rows.append((tokens, hidden, inner, 2, experts, 1, 1, "balanced", 1e3 * seconds))
     names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    columns = {name: list(part) for name, part in zip((*names, "distribution", "latency"), zip(*rows, strict=True), strict=True)}
+    columns = {
+        name: list(part)
+        for name, part in zip((*names, "distribution", "latency"), zip(*rows, strict=True), strict=True)
+    }
     same = {"framework": "TRTLLM", "op_name": "moe", "kernel_source": kernel, "moe_dtype": "bfloat16"}
     return columns | {name: [value] * len(rows) for name, value in same.items()}
 
@@ -58,7 +61,8 @@ def test_kernels_of_a_folder_are_fitted_and_predict_a_table(run, tmp_path, out):
     assert done.exit_code == 0, done.output
     (scores,) = json.loads((out / "summary.json").read_text())["errors"]
     assert (scores["kind"], scores["backend"], scores["rows"]) == ("moe", "trtllm", 16)
-    assert (out / "kernels.csv").exists() and (out / "calibration.png").exists()
+    assert (out / "kernels.csv").exists()
+    assert (out / "calibration.png").exists()
     gemm = load_hardware(out / "machine.yaml").die.gemm
     assert (gemm.kind, gemm.backend, gemm.precision) == ("fitted", "trtllm", "bfloat16")
 
@@ -68,7 +72,8 @@ def test_kernels_of_a_folder_are_fitted_and_predict_a_table(run, tmp_path, out):
     header, first, *_ = found.read_text().splitlines()
     assert header.endswith("predicted_latency,predicted_low,predicted_high")
     told = dict(zip(header.split(","), first.split(","), strict=True))
-    assert told["num_tokens"] == "1" and told["framework"] == "TRTLLM"
+    assert told["num_tokens"] == "1"
+    assert told["framework"] == "TRTLLM"
     assert float(told["predicted_low"]) <= float(told["predicted_latency"]) <= float(told["predicted_high"])
     assert abs(float(told["predicted_latency"]) / float(told["latency"]) - 1) < 0.5
 

@@ -118,7 +118,12 @@ def test_sizes_are_held_out_where_there_is_one_shape():
 
 
 def test_series_and_repeats():
-    rows = {"n": np.array([1, 1, 2, 1]), "k": np.ones(4), "m": np.array([1, 2, 1, 2]), "gemm_dtype": np.array(["a"] * 4)}
+    rows = {
+        "n": np.array([1, 1, 2, 1]),
+        "k": np.ones(4),
+        "m": np.array([1, 2, 1, 2]),
+        "gemm_dtype": np.array(["a"] * 4),
+    }
     rows |= {"framework": np.array(["x"] * 4), "kernel_source": np.array(["y"] * 4)}
     series = series_of(KINDS["gemm"], rows)
     assert (series[0] == series[1] == series[3], series[0] == series[2]) == (True, False)
@@ -130,7 +135,8 @@ def test_intervals_are_quantiles_of_decades_with_rows_enough():
     ratio = np.concatenate([np.linspace(0.9, 1.1, 300), np.full(20, 2.0)])
     every, small = intervals_of(size, ratio)
     assert small == (1.0, pytest.approx(0.91), pytest.approx(1.09))
-    assert every[0] == 0 and every[2] == 2.0
+    assert every[0] == 0
+    assert every[2] == 2.0
 
 
 # Tables.
@@ -164,7 +170,7 @@ def test_a_folder_without_tables_and_a_file_that_is_none(tmp_path):
         read_folder(tmp_path)
     path = tmp_path / "a.parquet"
     path.write_text("no")
-    with pytest.raises(OptionError, match="cannot be read .*; give a Parquet or CSV file"):
+    with pytest.raises(OptionError, match=r"cannot be read .*; give a Parquet or CSV file"):
         read_table(path)
 
 
@@ -212,8 +218,9 @@ def test_rows_are_predicted_with_an_interval(fitted, tmp_path):
 
     other = read_table(written(tmp_path / "other.csv", products(kernel_source="deepgemm")))
     (note,) = predict(other, file).notes
-    assert "kernel_source deepgemm" in note and "stands in, its interval may not hold" in note
-    with pytest.raises(OptionError, match="has no kernel for .*fp8.*; it has .*bfloat16"):
+    assert "kernel_source deepgemm" in note
+    assert "stands in, its interval may not hold" in note
+    with pytest.raises(OptionError, match=r"has no kernel for .*fp8.*; it has .*bfloat16"):
         predict(read_table(written(tmp_path / "fp8.csv", products(gemm_dtype="fp8"))), file)
 
 

@@ -14,8 +14,8 @@ from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
 from jaxmoe.experiment.measured_kernels.split import by_shape, folds_of, repeats, series_of, tested
 from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
 from jaxmoe.experiment.stage_timer import Report
-from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
+from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.sheet import Sheet, sheet_of
 
 SLOW = 1.9  # times the model, above which the median of a series is flagged

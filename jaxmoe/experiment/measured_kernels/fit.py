@@ -56,6 +56,7 @@ def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe, seed: int) -> tuple[F
     kernel = FittedKernel(alone, _new_residual(scale, recipe.width, seed))
     draws = _draws(rng, len(seconds), recipe.steps)
     whole = _descend_scaled(kernel, scale, rows, draws, jnp.asarray([recipe.by_shape, recipe.units]))
+    assert whole.residual is not None
     return FittedKernel(alone), FittedKernel(whole.base, _unscaled(whole.residual, scale))
 
 
@@ -93,8 +94,8 @@ class Scale(NamedTuple):
 @jax.jit
 def _spread_of(base: Base, terms: Terms) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     rising = rising_inputs(terms, jnp.log(base.seconds(terms)))
-    rising, shape = ((values.mean(axis=0), values.std(axis=0) + 1e-2) for values in (rising, terms.shape))
-    return rising, shape
+    over, across = ((values.mean(axis=0), values.std(axis=0) + 1e-2) for values in (rising, terms.shape))
+    return over, across
 
 
 def _new_residual(scale: Scale, width: int, seed: int) -> Residual:
@@ -175,12 +176,15 @@ def _descend_scaled(
         log = jnp.log(kernel.base.seconds(terms))
         (mean, spread), (centre, width) = scale
         rising = (rising_inputs(terms, log) - mean) / spread
+        assert kernel.residual is not None
         return KEPT * log + kernel.residual(rising, (terms.shape - centre) / width)
 
     def step(state, at):
         kernel, moments = state
         some = jax.tree.map(lambda part: part[at], rows)
-        gradient = jax.grad(lambda k: _loss(log_seconds(k, some.terms), some) + _penalty(k.residual, *penalties))(kernel)
+        gradient = jax.grad(lambda k: _loss(log_seconds(k, some.terms), some) + _penalty(k.residual, *penalties))(
+            kernel
+        )
         change, moments = optimiser.update(gradient, moments, kernel)
         return (eqx.apply_updates(kernel, change), moments), None
 

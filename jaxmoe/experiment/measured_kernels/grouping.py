@@ -7,7 +7,9 @@ import numpy as np
 from jaxtyping import Int
 
 
-def grouped(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> tuple[list[tuple[Any, ...]], Int[np.ndarray, " row"]]:
+def grouped(
+    columns: Mapping[str, np.ndarray], names: Sequence[str]
+) -> tuple[list[tuple[Any, ...]], Int[np.ndarray, " row"]]:
     """Values of each group in the order of `names`, sorted, and the group of every row."""
     parts = [np.unique(columns[name], return_inverse=True) for name in names]
     code = np.zeros(len(columns[names[0]]), np.int64)

@@ -52,13 +52,14 @@ class Kind:
 
 def _gemm(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
     precision = kernel["gemm_dtype"]
-    return terms.product(
-        *_floats(rows, "m", "n", "k"), sheet, precision, WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
-    )
+    height, width, inner = _floats(rows, "m", "n", "k")
+    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
+    return terms.product(height, width, inner, sheet, precision, weight, activation)
 
 
 # Models whose gate lets a token choose in half of the groups of experts, in kernels of a backend that runs it; and those
-# whose other choices SGLang's collector gives to the first expert of the rank. By hidden, intermediate size, top-k, experts.
+# whose other choices SGLang's collector gives to the first expert of the rank. By hidden and intermediate size, top-k
+# and experts.
 GROUPED = {(7168, 2048, 8, 256)}
 CLAMPED = {(4096, 14336, 2, 8), (6144, 16384, 2, 8), (2816, 704, 8, 128), (2048, 1408, 4, 60), (8192, 5120, 1, 16)}
 UNGATED = ("nongated",)  # of kernel sources whose experts have two products
@@ -132,9 +133,7 @@ def _mla_decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms
         step = _floats(rows, "isl")[0]  # these tables state the cached tokens there
     cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
     one, size = jnp.ones_like(heads), jnp.full_like(heads, LATENT + ROTARY)
-    found = terms.decode(
-        batch, step + 1, heads, one, size, LATENT, 0 * one, sheet, "bfloat16", cache, latent=True
-    )
+    found = terms.decode(batch, step + 1, heads, one, size, LATENT, 0 * one, sheet, "bfloat16", cache, latent=True)
     return _joined(found, rows, kernel, sheet, batch, heads, absorbed=True)
 
 

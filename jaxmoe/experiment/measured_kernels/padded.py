@@ -10,6 +10,7 @@ from jaxmoe.experiment.measured_kernels.kinds import Columns, Kind
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.sheet import Sheet
 
+
 def padded_size(rows: int, least: int = 1024, factor: int = 4) -> int:
     """The size that so many rows are computed in."""
     while least < rows:

@@ -12,7 +12,12 @@ from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
 from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
 from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
 
-LOOSE = ("version", "tiles", "kernel_source", "framework")  # names that another kernel may stand in for, the first most easily
+LOOSE = (
+    "version",
+    "tiles",
+    "kernel_source",
+    "framework",
+)  # names that another kernel may stand in for, the first most easily
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +47,9 @@ def predict(table: MeasuredTable, file: KernelFile) -> Prediction:
         names = dict(zip(kind.kernel, values, strict=True))
         kernel = _nearest(names, known)
         if kernel is None:
-            have = sorted({" ".join(filter(None, each.names.values())) for each in known})
+            named = sorted({" ".join(filter(None, each.names.values())) for each in known})
             raise OptionError(
-                f"{table.path}: {file.system} has no kernel for {_told(names)}; it has {'; '.join(have)}. "
+                f"{table.path}: {file.system} has no kernel for {_told(names)}; it has {'; '.join(named)}. "
                 "Remove these rows, or calibrate with a table of them"
             )
         if kernel.names != names:

@@ -1,8 +1,8 @@
 """Which measured rows are kept from a fit, stated before it: whole shapes, never single rows of one.
 
 A shape is held out by a hash of its numbers, the same for every system and backend: a quarter of all. A kernel that was
-measured at fewer than `FEW` shapes has every fourth size held out instead, which says nothing of other shapes. Fused MoE
-kernels have few shapes (models), so that each shape is held out once, in `FOLDS` fits.
+measured at fewer than `FEW` shapes has every fourth size held out instead, which says nothing of other shapes. Fused
+MoE kernels have few shapes (models), so that each shape is held out once, in `FOLDS` fits.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ FOLDS, FEW = 4, 3
 def folds_of(kind: Kind, rows: Columns) -> Int[np.ndarray, " row"]:
     """The fold of every row, 0 to `FOLDS` - 1. Rows of one shape share it, where there are shapes enough."""
     shapes, of_row = grouped(rows, kind.shape)
-    if kind.rising and len(shapes) < FEW or kind.shape == (kind.size,):
+    if (kind.rising and len(shapes) < FEW) or kind.shape == (kind.size,):
         sizes, at = np.unique(rows[kind.size], return_inverse=True)
         return (np.arange(len(sizes)) % FOLDS)[at.ravel()]
     if kind.every_shape:  # few of them: folds of equal numbers of shapes, in the order of the hash

@@ -7,7 +7,7 @@ same for all numbers of tokens.
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, no_type_check
 
 import numpy as np
@@ -24,7 +24,7 @@ GROUPS, CHOSEN_GROUPS = 8, 4  # of experts, of which DeepSeek-V3's gate lets a t
 Routing = Literal["free", "grouped", "clamped"]
 
 
-@lru_cache(maxsize=None)
+@cache
 def loads_of(
     tokens: int, experts: int, top_k: int, ranks: int, distribution: str, routing: Routing = "free"
 ) -> ExpertLoads:
@@ -132,7 +132,7 @@ def _counted(chosen, local):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _regrouped(chosen, experts):
-    """Choices after a gate that keeps the groups with the most of two choices, and fills up from the first expert on."""
+    """Choices after a gate that keeps the groups with the most choices, up to two, and fills up from the first on."""
     size, top_k = experts // GROUPS, chosen.shape[2]
     found = np.empty_like(chosen)
     hits = np.zeros(GROUPS, np.int64)

@@ -102,5 +102,5 @@ def _read(data: dict[str, Any]) -> KnownKernel:
         if name in data
     }
     kind, told, intervals = (data.pop(name) for name in ("kind", "told", "intervals"))
-    known = [tuple(map(float, each)) for each in intervals]
+    known = [(float(start), float(low), float(high)) for start, low, high in intervals]
     return KnownKernel(kind, data, FittedKernel(made["base"], made.get("residual")), known, told)

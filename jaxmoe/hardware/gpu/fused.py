@@ -57,8 +57,8 @@ class FusedGemm(AbstractGemm):
     def seconds(self, rows, part, present, flops, columns, gemms):
         """Each expert as a launch of its own."""
         rate = jnp.broadcast_to(flops, rows.shape).ravel()
-        alone = (value.reshape(1, -1) for value in (rows, part, present))
-        return self.node_seconds(*alone, rate, columns, gemms).reshape(rows.shape)
+        given, parts, here = (value.reshape(1, -1) for value in (rows, part, present))
+        return self.node_seconds(given, parts, here, rate, columns, gemms).reshape(rows.shape)
 
 
 def fused_gemm(path: Path, backend: str, precision: str, kernel: str | None, peak: float, top_k: float) -> FusedGemm:

@@ -9,7 +9,7 @@ is monotone: no term that grows with tokens can make a kernel faster, so more to
 cheaper.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -29,11 +29,11 @@ class Terms(NamedTuple):
     logarithms of what stays as tokens grow.
     """
 
-    memory: Float[Array, "*row byte"]
-    tiles: Float[Array, "*row tile"]
-    waves: Float[Array, "*row tile"]
-    sizes: Float[Array, "*row size"]
-    shape: Float[Array, "*row shape"]
+    memory: Any  # [row, byte]: arrays of JAX, or of NumPy where rows are kept
+    tiles: Any  # [row, tile]
+    waves: Any  # [row, tile]
+    sizes: Any  # [row, size]
+    shape: Any  # [row, shape]
 
     @property
     def roofline(self) -> Float[Array, "*row"]:

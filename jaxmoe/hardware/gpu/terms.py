@@ -1,7 +1,7 @@
 """What the kernels of a GPU move and compute, by the shapes of their operands: products, attention, collectives."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,11 @@ class ExpertLoads(NamedTuple):
     choice there. `tiles` are those of each of `TILE_ROWS` rows that experts fill.
     """
 
-    touched: Numbers
-    slots: Numbers
-    heaviest: Numbers
-    tokens: Numbers
-    tiles: Float[Array, "*row tile"]
+    touched: Any  # [row]: arrays of JAX, or of NumPy where they are rebuilt
+    slots: Any  # [row]
+    heaviest: Any  # [row]
+    tokens: Any  # [row]
+    tiles: Any  # [row, tile]
 
 
 def whole(value: Numbers, unit: Numbers | float | int) -> Numbers:
@@ -68,7 +68,8 @@ def product(
     for tall in (64, 128):
         # A library that picks columns for full waves: the fewest, counted in tiles of 128 columns.
         fits = [
-            whole(whole(rows, tall) * whole(columns, wide), sheet.processors) * wide / 128 for wide in range(16, 257, 16)
+            whole(whole(rows, tall) * whole(columns, wide), sheet.processors) * wide / 128
+            for wide in range(16, 257, 16)
         ]
         waves.append(jnp.min(stacked(fits), axis=-1))
         of_tile.append(2 * tall * 128 * inner / sheet.rate(precision) * sheet.processors)
@@ -145,7 +146,7 @@ def prefill(
     """
     rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
     seen = jnp.where(window > 0, jnp.minimum(window, tokens), tokens)
-    size = key_size + value_size
+    size: Any = key_size + value_size
     memory = [batch * tokens * heads * size * 2 / bandwidth, batch * tokens * kv_heads * size * (2 + cache) / bandwidth]
     tiles, waves, sizes = [], [], []
     for rows in QUERY_TILES:
@@ -186,7 +187,7 @@ def decode(
     rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
     seen = jnp.where(window > 0, jnp.minimum(window, cached), cached)
     vector = key_size if latent else key_size + value_size
-    size = key_size + value_size
+    size: Any = key_size + value_size
     memory = [batch * seen * kv_heads * vector * cache / bandwidth, batch * heads * size * 2 / bandwidth]
     group = heads / kv_heads
     tiles, waves, sizes = [], [], []

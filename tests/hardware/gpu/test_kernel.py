@@ -11,7 +11,7 @@ from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Residual, Terms
 from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, collective, decode, fused_moe, prefill, product
 
-SHEET = Sheet.of(**{"bandwidth": 1e12, "bf16": 1e14, "fp8": 2e14, "fp4": 2e14, "processors": 10.0, "link": 1e11})
+SHEET = Sheet.of(bandwidth=1e12, bf16=1e14, fp8=2e14, fp4=2e14, processors=10.0, link=1e11)
 
 
 def numbers(*values: float) -> tuple[jax.Array, ...]:
@@ -112,9 +112,7 @@ def test_a_window_bounds_the_keys_that_are_read():
 
 
 def test_all_of_a_message_but_a_rank_s_own_part_passes_its_link():
-    reduced, gathered = (
-        collective(name, *numbers(8e6, 4), SHEET).memory[0] for name in ("all_reduce", "all_gather")
-    )
+    reduced, gathered = (collective(name, *numbers(8e6, 4), SHEET).memory[0] for name in ("all_reduce", "all_gather"))
     assert (float(reduced), float(gathered)) == pytest.approx((12e6 / 1e11, 6e6 / 1e11))
 
 
@@ -167,7 +165,9 @@ def test_a_residual_of_nothing_leaves_the_base():
     terms = moe_terms(np.array([[20, 0, 1, 3]]))
     kernel = drawn_kernel(terms, 0)
     nothing = jax.tree.map(jnp.zeros_like, kernel.residual)
-    passed = FittedKernel(kernel.base, Residual(**{**vars(nothing), "direct": nothing.direct.at[0].set((1 - KEPT) ** 0.5)}))
+    passed = FittedKernel(
+        kernel.base, Residual(**{**vars(nothing), "direct": nothing.direct.at[0].set((1 - KEPT) ** 0.5)})
+    )
     assert float(passed.seconds(terms)[0]) == pytest.approx(float(kernel.base.seconds(terms)[0]), rel=1e-5)
 
 
@@ -183,7 +183,9 @@ def test_a_file_of_kernels_reads_back(tmp_path):
     read = read_kernels(path)
     (kernel,) = read.of_kind("moe")
     assert (read.system, kernel.names) == ("h100_sxm", known(terms).names)
-    assert float(kernel.fitted.seconds(terms)[0]) == pytest.approx(float(known(terms).fitted.seconds(terms)[0]), rel=1e-3)
+    assert float(kernel.fitted.seconds(terms)[0]) == pytest.approx(
+        float(known(terms).fitted.seconds(terms)[0]), rel=1e-3
+    )
     low, high = kernel.interval(np.array([5.0, 100.0]))
     assert (low.tolist(), high.tolist()) == ([0.9, 0.95], [1.2, 1.1])
 
@@ -191,7 +193,7 @@ def test_a_file_of_kernels_reads_back(tmp_path):
 def test_a_file_that_is_none_says_so(tmp_path):
     path = tmp_path / "kernels.json"
     path.write_text('{"format": 1}')
-    with pytest.raises(KernelFileError, match="is no file of kernels .*; write one with jaxmoe calibrate"):
+    with pytest.raises(KernelFileError, match=r"is no file of kernels .*; write one with jaxmoe calibrate"):
         read_kernels(path)
     path.write_text('{"format": 7}')
     with pytest.raises(KernelFileError, match="has format 7, expected 1; calibrate the machine anew"):
