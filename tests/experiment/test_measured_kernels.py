@@ -133,10 +133,13 @@ def test_series_and_repeats():
 def test_intervals_are_quantiles_of_decades_with_rows_enough():
     size = np.repeat([1.0, 10.0], [300, 20])
     ratio = np.concatenate([np.linspace(0.9, 1.1, 300), np.full(20, 2.0)])
-    every, small = intervals_of(size, ratio)
-    assert small == (1.0, pytest.approx(0.91), pytest.approx(1.09))
+    every, small = intervals_of(size, ratio, np.arange(320))
+    assert small == (1.0, pytest.approx(0.91, abs=1e-3), pytest.approx(1.09, abs=1e-3))
     assert every[0] == 0
     assert every[2] == 2.0
+    # Of three shapes, the quantiles of 2.5 and 97.5 %.
+    _, few = intervals_of(size, ratio, np.arange(320) % 3)
+    assert few == (1.0, pytest.approx(0.905, abs=1e-3), pytest.approx(1.095, abs=1e-3))
 
 
 # Tables.

@@ -19,11 +19,11 @@ from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.sheet import Sheet, sheet_of
 
 SLOW = 1.9  # times the model, above which the median of a series is flagged
-UNITS = 30.0  # times the roofline: rows with the most work are in another unit beyond it, or below one over it
+LEAST_RATIO, MOST_RATIO = 0.2, 300.0  # of measured over roofline where there is most work: beyond, the unit is another
 BINNED = 200  # held-out rows of a decade of sizes that have an interval of their own
 WIDE = (0.0, 0.5, 2.0)  # the interval of a kernel of which nothing was held out
 SOURCE = "measured tables of ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0)"
-COVERED = (0.05, 0.95)  # quantiles of an interval
+OUTSIDE = 0.05  # part of the rows on each side of an interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,24 +111,29 @@ def calibrated(
         slow,
         repeats(kind, rows),
         by_shape(kind, rows),
-        intervals_of(size[~slow], (measured / told)[~slow]),
+        intervals_of(size[~slow], (measured / told)[~slow], grouped(rows, kind.shape)[1][~slow]),
     )
 
 
 def intervals_of(
-    size: Float[np.ndarray, " row"], ratio: Float[np.ndarray, " row"]
+    size: Float[np.ndarray, " row"], ratio: Float[np.ndarray, " row"], shape: Int[np.ndarray, " row"]
 ) -> tuple[tuple[float, float, float], ...]:
-    """Quantiles of measured over told seconds by decade of size: from which size on, lower, upper."""
+    """Quantiles of measured over told seconds by decade of size: from which size on, lower, upper.
+
+    Rows of one `shape` are off together: of few shapes the quantiles are further out, as those of so many draws.
+    """
     known = np.isfinite(ratio)
     size, ratio = size[known], ratio[known]
     if not len(ratio):
         return ()
+    shapes = len(np.unique(shape[known]))
+    tail = OUTSIDE * (shapes - 1) / (shapes + 1)
     decade = decades(size)
-    found = [(0.0, *np.quantile(ratio, COVERED))]
+    found = [(0.0, *np.quantile(ratio, (tail, 1 - tail)))]
     for each in np.unique(decade):
         inside = ratio[decade == each]
         if len(inside) >= BINNED:
-            found.append((float(10.0**each), *np.quantile(inside, COVERED)))
+            found.append((float(10.0**each), *np.quantile(inside, (tail, 1 - tail))))
     return tuple((float(start), float(low), float(high)) for start, low, high in found)
 
 
@@ -150,7 +155,7 @@ def _error(told: np.ndarray, measured: np.ndarray) -> float:
 def _check_unit(kind: Kind, kernel: Mapping[str, str], roofline: np.ndarray, measured: np.ndarray) -> None:
     most = roofline >= np.quantile(roofline, 0.9)
     ratio = float(np.median(measured[most] / roofline[most]))
-    if not 1 / UNITS < ratio < UNITS:
+    if not LEAST_RATIO < ratio < MOST_RATIO:
         raise OptionError(
             f"{kind.name} of {', '.join(filter(None, kernel.values()))}: the rows with the most work take {ratio:.3g} "
             f"times as long as the data sheet says; {kind.latency} has to be in ms"

@@ -90,7 +90,7 @@ def _covered(fit: KernelFit) -> Float[np.ndarray, " row"]:
     for side in (0, 1):
         made = known & ~fit.slow & (half == 1 - side)
         judged = known & (half == side)
-        intervals = np.array(intervals_of(fit.size[made], ratio[made]))
+        intervals = np.array(intervals_of(fit.size[made], ratio[made], codes[made]))
         if not len(intervals) or not judged.any():
             continue
         at = np.maximum(np.searchsorted(intervals[:, 0], fit.size[judged], side="right") - 1, 0)

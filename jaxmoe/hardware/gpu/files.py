@@ -16,7 +16,7 @@ from jaxmoe.hardware.gpu.kernel import Base, FittedKernel, Residual
 from jaxmoe.hardware.gpu.sheet import Sheet
 
 FORMAT = 1
-DIGITS = 5  # of a number: far below what a fit knows of it
+DIGITS = 4  # of a number: far below what a fit knows of it
 
 
 class KernelFileError(InputError):

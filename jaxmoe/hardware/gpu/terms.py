@@ -126,6 +126,8 @@ def fused_moe(
 
 QUERY_TILES = (64, 128, 256)  # rows of queries of a tile
 KEY_BLOCKS = (64, 256, 1024, 4096)  # keys that a processor takes at a time while generating
+SHARING = 32  # heads that share the keys that they read
+KNOTS = (1e-4, 1e-2, 0.1, 1.0, 10.0)  # MB: where a collective may change its protocol
 
 
 def prefill(
@@ -190,6 +192,8 @@ def decode(
     size: Any = key_size + value_size
     memory = [batch * seen * kv_heads * vector * cache / bandwidth, batch * heads * size * 2 / bandwidth]
     group = heads / kv_heads
+    if not latent:  # heads of a larger group read their keys one by one, in some kernels
+        memory.append(jnp.where(group > SHARING, batch * seen * heads * vector * cache / bandwidth, 0.0))
     tiles, waves, sizes = [], [], []
     for keys in KEY_BLOCKS:
         rows = whole(group, 64) * 64
@@ -203,6 +207,7 @@ def decode(
     sizes += [jnp.log(narrow + LEAST), jnp.log(alone + LEAST), jnp.log(seen), jnp.log(batch), jnp.log(cached)]
     shape = [jnp.log(heads / 16), jnp.log(kv_heads / 4), jnp.log(vector / 256), jnp.where(window > 0, 1.0, 0.0)]
     shape += [jnp.log(group), jnp.where(group == 1, 1.0, 0.0), jnp.log(window / 128 + 1) / 4, (size / 256) - 1]
+    shape += [jnp.where(group > SHARING, 1.0, 0.0)]
     return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
 
 
@@ -214,7 +219,7 @@ def collective(operation: str, bytes_: Numbers, ranks: Numbers, sheet: Sheet) ->
     """Terms of a collective over the GPUs of a node, of so many bytes at each."""
     passed = PASSED[operation] * bytes_ * (ranks - 1) / ranks / sheet.link
     at_once = bytes_ * (ranks - 1) / sheet.link
-    sizes = [jnp.log(bytes_ / 1e6 + cut) for cut in (1e-4, 1e-2, 0.1, 1.0, 10.0)]
+    sizes = [jnp.log(bytes_ / 1e6 + cut) for cut in KNOTS]
     shape = [jnp.log(ranks / 4), jnp.where(ranks == 2, 1.0, 0.0)]
     memory, tiles, waves = [passed, bytes_ / sheet.bandwidth], [at_once, passed], [ranks, ranks + 0 * passed]
     return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
