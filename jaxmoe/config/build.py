@@ -16,6 +16,7 @@ from jaxmoe.config.base import ConfigError
 from jaxmoe.config.dies import DieConfig, FittedGemmConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
 from jaxmoe.config.element_bytes import element_bytes
 from jaxmoe.config.energy import build_energy, whole_machine
+from jaxmoe.config.files import kernel_file
 from jaxmoe.config.graph import GraphConfig, as_graph
 from jaxmoe.config.machine import LinkConfig
 from jaxmoe.config.model import build_model
@@ -213,7 +214,9 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
                 raise ConfigError(f"hardware.die.gemm.path: {error}") from None
         case FittedGemmConfig(path=path, backend=backend, precision=precision, kernel=kernel, top_k=top_k):
             try:
-                return fused_gemm(Path(path), backend, precision, kernel, die.compute_TFLOPs_per_s * TERA, float(top_k))
+                return fused_gemm(
+                    kernel_file(path), backend, precision, kernel, die.compute_TFLOPs_per_s * TERA, float(top_k)
+                )
             except KernelFileError as error:
                 raise ConfigError(f"hardware.die.gemm: {error}") from None
         case TiledGemmConfig(tile_tokens=rows, tile_columns=width, startup_ns=startup):

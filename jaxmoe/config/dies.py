@@ -45,7 +45,10 @@ class MeasuredGemmConfig(GemmConfig):
 
 
 class FittedGemmConfig(GemmConfig):
-    """A fused MoE kernel of a file that `jaxmoe calibrate` wrote. A relative path starts at the YAML file."""
+    """A fused MoE kernel of a file that `jaxmoe calibrate` wrote. A relative path starts at the YAML file.
+
+    Where it leads nowhere, a shipped file of that name is taken.
+    """
 
     kind: Literal["fitted"] = Field(description="the way products are timed", examples=["fitted"])
     path: Name = Field(description="the path of a file of fitted kernels", examples=["kernels/h100_sxm.json"])

@@ -160,6 +160,14 @@ def test_wrong_values_are_refused(tmp_path, changed, message):
         read_table(path)
 
 
+def test_copies_of_experts_are_refused(tmp_path):
+    row = {"num_tokens": 4, "hidden_size": 64, "inter_size": 64, "topk": 2, "num_experts": 8, "moe_tp_size": 1}
+    row |= {"moe_ep_size": 2, "moe_dtype": "bfloat16", "framework": "x", "op_name": "moe", "kernel_source": "y"}
+    path = written(tmp_path / "moe.csv", [{**row, "distribution": "power_law_1.01_eplb", "latency": 1}])
+    with pytest.raises(OptionError, match="distribution is 'power_law_1.01_eplb', expected balanced, uniform or"):
+        read_table(path)
+
+
 def test_missing_columns_are_named(tmp_path):
     rows = [{name: value for name, value in row.items() if name != "k"} for row in products()]
     with pytest.raises(OptionError, match="lacks k of a table of kind gemm; add what is missing"):
@@ -218,6 +226,11 @@ def test_rows_are_predicted_with_an_interval(fitted, tmp_path):
     true = np.array([milliseconds(row["m"], row["n"], row["k"]) for row in rows]) * 1e-3
     usual = ~((table.columns["n"] == 1024) & (table.columns["k"] == 2048))
     assert np.abs(found.seconds / true - 1)[usual].mean() < 0.1
+
+    # All fitted products were of whole tiles: what is of no whole one has no made-up price.
+    odd = [{**NAMES, "m": 64, "n": 1000, "k": 1500}]
+    (seconds,) = predict(read_table(written(tmp_path / "odd.csv", odd), timed=False), file).seconds
+    assert seconds == pytest.approx(milliseconds(64, 1000, 1500) * 1e-3, rel=0.4)
 
     other = read_table(written(tmp_path / "other.csv", products(kernel_source="deepgemm")))
     (note,) = predict(other, file).notes

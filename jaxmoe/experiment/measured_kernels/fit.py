@@ -15,11 +15,12 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.experiment.measured_kernels.padded import padded_size
-from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Residual, Terms, rising_inputs
+from jaxmoe.hardware.gpu.kernel import KEPT, LEAST, Base, FittedKernel, Residual, Terms, rising_inputs
 
 OUTLIER = 0.05  # error beyond which a row counts linearly
 BATCH = 1024  # rows of a step
 SIZES = (4096, 8)  # the fewest rows that a fit is compiled for, and how many times more the next
+SPREAD, UNSEEN = (1e-3, 1e-2), 1e6  # of inputs: the least that counts, what is added to it, and that of the others
 BASE_STEPS = 300
 BASE_RATE, RATE = 0.03, 0.01
 
@@ -67,10 +68,11 @@ def _draws(rng: np.random.Generator, rows: int, steps: int) -> Int[Array, "step 
 def _started(terms: Terms, seconds: np.ndarray) -> Base:
     """A guess: the fastest row is a launch, and three quarters of the data sheet's rates are reached."""
     launch = np.log(0.7 * np.quantile(seconds, 0.02))
-    bytes_, tiles = terms.memory.shape[-1], terms.tiles.shape[-1]
+    tiles = terms.tiles.shape[-1]
+    seen = np.asarray(terms.memory).max(axis=0) > 0  # bytes that no row moves take no time
     return Base(
         jnp.asarray(launch, jnp.float32),
-        jnp.full(bytes_, np.log(1.3), jnp.float32),
+        jnp.asarray(np.where(seen, np.log(1.3), np.log(LEAST)), jnp.float32),
         jnp.full(tiles, np.log(1.5), jnp.float32) + 0.1 * jnp.arange(tiles, dtype=jnp.float32)[::-1],
         jnp.full(tiles, np.log(5e-7), jnp.float32),
         jnp.asarray(0.0, jnp.float32),
@@ -94,8 +96,12 @@ class Scale(NamedTuple):
 @jax.jit
 def _spread_of(base: Base, terms: Terms) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     rising = rising_inputs(terms, jnp.log(base.seconds(terms)))
-    over, across = ((values.mean(axis=0), values.std(axis=0) + 1e-2) for values in (rising, terms.shape))
-    return over, across
+    def told(values: Array) -> tuple[Array, Array]:
+        spread = values.std(axis=0)
+        # What did not change in the rows tells nothing of rows where it does.
+        return values.mean(axis=0), jnp.where(spread > SPREAD[0], spread + SPREAD[1], UNSEEN)
+
+    return told(rising), told(terms.shape)
 
 
 def _new_residual(scale: Scale, width: int, seed: int) -> Residual:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
+from jaxmoe.experiment.measured_kernels.token_counts import known_distribution
 from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
@@ -82,6 +83,9 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
         unknown = sorted(set(read[name].tolist()) - set(WEIGHT_BYTES)) if name in kind.kernel else []
         if unknown:
             raise OptionError(f"{path}: {name} is {unknown[0]!r}, expected one of {', '.join(WEIGHT_BYTES)}")
+    for name in sorted(set(read["distribution"].tolist()) if "distribution" in kind.texts else ()):
+        if not known_distribution(name):
+            raise OptionError(f"{path}: distribution is {name!r}, expected balanced, uniform or power_law_ALPHA")
     read |= {name: made(read) for name, made in kind.derived}
     return MeasuredTable(path, kind, read, columns)
 

@@ -7,7 +7,7 @@ same for all numbers of tokens.
 """
 
 import math
-from functools import cache, lru_cache
+from functools import cache
 from typing import Literal, no_type_check
 
 import numpy as np
@@ -18,10 +18,15 @@ from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads
 
 DRAWS = 8
 LEAST_LOAD = 1e-2
-
-
+EVEN, POWER_LAW = ("balanced", "uniform"), "power_law_"
 GROUPS, CHOSEN_GROUPS = 8, 4  # of experts, of which DeepSeek-V3's gate lets a token choose
 Routing = Literal["free", "grouped", "clamped"]
+
+
+def known_distribution(name: str) -> bool:
+    """Whether tokens of a distribution can be rebuilt."""
+    exponent = name.removeprefix(POWER_LAW)
+    return name in EVEN or (exponent != name and exponent.replace(".", "", 1).isdigit() and float(exponent) != 1)
 
 
 @cache
@@ -34,13 +39,14 @@ def loads_of(
     alone, and their other choices fell on its first expert. Raises `ValueError` for another distribution.
     """
     local = experts // ranks
-    if distribution in ("balanced", "uniform"):
+    if distribution in EVEN:
+        if routing == "free":
+            return _means(_balanced_counts(tokens, experts, top_k)[:, :local], float(tokens))
         chosen = _balanced(tokens, experts, top_k)[None]
     else:
-        name, _, exponent = distribution.rpartition("_")
-        if name != "power_law":
+        if not known_distribution(distribution):
             raise ValueError(distribution)
-        drawn = _power_law(tokens, experts, top_k, ranks, float(exponent))
+        drawn = _power_law(tokens, experts, top_k, ranks, float(distribution.removeprefix(POWER_LAW)))
         if routing == "free":  # which token chose what makes no difference
             return _means(drawn[:, :local], float(tokens))
         chosen = _assigned(drawn, tokens, top_k)
@@ -52,6 +58,11 @@ def loads_of(
         counts[:, 0] += given * top_k - counts.sum(axis=1)
         return _means(counts, float(given.mean()))
     return _means(counts, float(tokens))
+
+
+@cache
+def _balanced_counts(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, "draw expert"]:
+    return np.bincount(_balanced(tokens, experts, top_k).ravel(), minlength=experts)[None]
 
 
 def _means(counts: Int[np.ndarray, "draw expert"], tokens: float) -> ExpertLoads:
@@ -67,7 +78,7 @@ def _balanced(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, "token c
     return ((first + np.arange(top_k)[None] * stride) % experts).astype(np.int32)
 
 
-@lru_cache
+@cache
 def _uniform(experts: int) -> Float[np.ndarray, "draw expert"]:
     """Draws between 0 and 1, each part of the range as often as another over all draws of an expert."""
     rng = np.random.default_rng(experts)

@@ -184,7 +184,7 @@ def test_a_file_of_kernels_reads_back(tmp_path):
     (kernel,) = read.of_kind("moe")
     assert (read.system, kernel.names) == ("h100_sxm", known(terms).names)
     assert float(kernel.fitted.seconds(terms)[0]) == pytest.approx(
-        float(known(terms).fitted.seconds(terms)[0]), rel=1e-3
+        float(known(terms).fitted.seconds(terms)[0]), rel=1e-2
     )
     low, high = kernel.interval(np.array([5.0, 100.0]))
     assert (low.tolist(), high.tolist()) == ([0.9, 0.95], [1.2, 1.1])
