@@ -11,7 +11,7 @@ from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
 from jaxmoe.config import HardwareConfig, commented, load_hardware, resolved
 from jaxmoe.config.dies import FittedGemmConfig
-from jaxmoe.config.files import kernel_file
+from jaxmoe.config.files import find_kernels
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, kernel_file
 from jaxmoe.experiment.measured_kernels.prediction import predict
@@ -118,7 +118,7 @@ def run_predict(config: Path, table: Path, out: Path) -> None:
     if not isinstance(gemm, FittedGemmConfig):
         raise OptionError(f"{config}: has no fitted kernels at die.gemm; calibrate it with --measured FOLDER")
     rows = read_table(table, timed=False)
-    found = predict(rows, read_kernels(kernel_file(gemm.path)))
+    found = predict(rows, read_kernels(find_kernels(gemm.path)))
     unit = rows.kind.unit
     columns = {"latency": found.seconds, "low": found.lower, "high": found.upper}
     write_columns(out, {**rows.given, **{f"predicted_{name}": part / unit for name, part in columns.items()}})

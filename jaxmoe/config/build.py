@@ -16,7 +16,7 @@ from jaxmoe.config.base import ConfigError
 from jaxmoe.config.dies import DieConfig, FittedGemmConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
 from jaxmoe.config.element_bytes import element_bytes
 from jaxmoe.config.energy import build_energy, whole_machine
-from jaxmoe.config.files import kernel_file
+from jaxmoe.config.files import find_kernels
 from jaxmoe.config.graph import GraphConfig, as_graph
 from jaxmoe.config.machine import LinkConfig
 from jaxmoe.config.model import build_model
@@ -215,7 +215,7 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
         case FittedGemmConfig(path=path, backend=backend, precision=precision, kernel=kernel, top_k=top_k):
             try:
                 return fused_gemm(
-                    kernel_file(path), backend, precision, kernel, die.compute_TFLOPs_per_s * TERA, float(top_k)
+                    find_kernels(path), backend, precision, kernel, die.compute_TFLOPs_per_s * TERA, float(top_k)
                 )
             except KernelFileError as error:
                 raise ConfigError(f"hardware.die.gemm: {error}") from None

@@ -208,7 +208,7 @@ def shipped() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def kernel_file(path: str) -> Path:
+def find_kernels(path: str) -> Path:
     """A file of fitted kernels, or the shipped one of its name where there is none at the path."""
     given = Path(path)
     beside = shipped() / "hardware" / "kernels" / given.name

@@ -164,7 +164,7 @@ def test_copies_of_experts_are_refused(tmp_path):
     row = {"num_tokens": 4, "hidden_size": 64, "inter_size": 64, "topk": 2, "num_experts": 8, "moe_tp_size": 1}
     row |= {"moe_ep_size": 2, "moe_dtype": "bfloat16", "framework": "x", "op_name": "moe", "kernel_source": "y"}
     path = written(tmp_path / "moe.csv", [{**row, "distribution": "power_law_1.01_eplb", "latency": 1}])
-    with pytest.raises(OptionError, match="distribution is 'power_law_1.01_eplb', expected balanced, uniform or"):
+    with pytest.raises(OptionError, match=r"distribution is 'power_law_1.01_eplb', expected balanced, uniform or"):
         read_table(path)
 
 

@@ -96,6 +96,7 @@ class Scale(NamedTuple):
 @jax.jit
 def _spread_of(base: Base, terms: Terms) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     rising = rising_inputs(terms, jnp.log(base.seconds(terms)))
+
     def told(values: Array) -> tuple[Array, Array]:
         spread = values.std(axis=0)
         # What did not change in the rows tells nothing of rows where it does.

@@ -57,9 +57,9 @@ def _gemm(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
     return terms.product(height, width, inner, sheet, precision, weight, activation)
 
 
-# Models whose gate lets a token choose in half of the groups of experts, in kernels of a backend that runs it; and those
-# whose other choices SGLang's collector gives to the first expert of the rank. By hidden and intermediate size, top-k
-# and experts.
+# Models whose gate lets a token choose in half of the groups of experts, in kernels of a backend that runs it; and
+# those whose other choices SGLang's collector gives to the first expert of the rank. By hidden and intermediate size,
+# top-k and experts.
 GROUPED = {(7168, 2048, 8, 256)}
 CLAMPED = {(4096, 14336, 2, 8), (6144, 16384, 2, 8), (2816, 704, 8, 128), (2048, 1408, 4, 60), (8192, 5120, 1, 16)}
 UNGATED = ("nongated",)  # of kernel sources whose experts have two products
