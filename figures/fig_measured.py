@@ -36,7 +36,7 @@ def draw(rows: Rows, path: Path) -> None:
         axes.grid(axis="both", color="#eeeeee", zorder=0)
         axes.set_title(system.replace("_", " ").upper(), fontsize=style.PANEL_SIZE)
     axes.invert_yaxis()
-    axes.legend(loc="lower right", fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     style.save(figure, path)
 
 
