@@ -299,7 +299,10 @@ TOPOLOGIES: Registry[Any] = Registry(
 KERNEL_MODELS: Registry[Any] = Registry(
     "kernel model",
     "jaxmoe.kernel_models",
-    _attributes("hardware.kernels", {"tiled": "TiledGemm", "measured": "MeasuredGemm"}),
+    {
+        **_attributes("hardware.kernels", {"tiled": "TiledGemm", "measured": "MeasuredGemm"}),
+        **_attributes("hardware.gpu.fused", {"fitted": "FusedGemm"}),
+    },
 )
 OPTIMISERS: Registry[Any] = Registry(
     "optimiser",

@@ -7,6 +7,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.calibrate_kernels import calibrate_folder
 from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
 from jaxmoe.config import commented, load_hardware, resolved
@@ -29,6 +30,12 @@ def run(
     seed: int,
 ) -> None:
     """Fit a machine's numbers, and write it with them."""
+    folders = [path for path in measured if path.is_dir()]
+    if folders:
+        if len(measured) > 1 or fit is not None:
+            raise OptionError(f"--measured {folders[0]}: a folder of kernels stands alone, without --fit; leave it out")
+        calibrate_folder(folder, interrupts, load_hardware(config, overrides or ()), config.stem, folders[0], seed)
+        return
     with StageTimer() as clock:
         hardware = load_hardware(config, overrides or ())
         samples = [read_measured(path, hardware) for path in measured]

@@ -298,11 +298,24 @@ Measured = Annotated[
     list[Path],
     typer.Option(
         "--measured",
-        metavar="FILE.csv",
-        help="A table of measurements of one kind. Its columns are seconds and: tokens, hidden, columns (a matrix "
+        metavar="FILE.csv|FOLDER",
+        help="A folder SYSTEM/KIND/BACKEND/*.parquet of measured GPU kernels, in the layout of aiconfigurator; or a "
+        "table of measurements of one kind. Its columns are seconds and: tokens, hidden, columns (a matrix "
         "product); level, bytes (one node reads memory); source, destination, bytes (a message alone); or bytes (what "
         "every node sends to every other). Repeatable.",
         show_default=False,
+    ),
+]
+PredictedTable = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TABLE", help="Rows of GPU kernels, Parquet or CSV, in the columns of the tables.", show_default=False
+    ),
+]
+PredictedFile = Annotated[
+    Path,
+    typer.Option(
+        "--out", metavar="FILE", help="Where to write the rows with their times, Parquet or CSV.", show_default=False
     ),
 ]
 Fit = Annotated[

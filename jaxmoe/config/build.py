@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config.base import ConfigError
-from jaxmoe.config.dies import DieConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
+from jaxmoe.config.dies import DieConfig, FittedGemmConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
 from jaxmoe.config.element_bytes import element_bytes
 from jaxmoe.config.energy import build_energy, whole_machine
+from jaxmoe.config.files import find_kernels
 from jaxmoe.config.graph import GraphConfig, as_graph
 from jaxmoe.config.machine import LinkConfig
 from jaxmoe.config.model import build_model
@@ -46,6 +47,8 @@ from jaxmoe.hardware import (
     torus,
     wafers,
 )
+from jaxmoe.hardware.gpu.files import KernelFileError
+from jaxmoe.hardware.gpu.fused import fused_gemm
 from jaxmoe.hardware.kernels import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.hardware.topology import filled
@@ -209,6 +212,13 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
                 return read_gemm_table(Path(path), float(tokens), float(columns))
             except GemmError as error:
                 raise ConfigError(f"hardware.die.gemm.path: {error}") from None
+        case FittedGemmConfig(path=path, backend=backend, precision=precision, kernel=kernel, top_k=top_k):
+            try:
+                return fused_gemm(
+                    find_kernels(path), backend, precision, kernel, die.compute_TFLOPs_per_s * TERA, float(top_k)
+                )
+            except KernelFileError as error:
+                raise ConfigError(f"hardware.die.gemm: {error}") from None
         case TiledGemmConfig(tile_tokens=rows, tile_columns=width, startup_ns=startup):
             return TiledGemm(*map(_number, (rows, width, startup * NANO)))
     model: AbstractGemm = made(die.gemm.part, die.gemm.values_of_part(), die.gemm.settings_of_part(die.gemm.part))

@@ -44,11 +44,27 @@ class MeasuredGemmConfig(GemmConfig):
     )
 
 
+class FittedGemmConfig(GemmConfig):
+    """A fused MoE kernel of a file that `jaxmoe calibrate` wrote. A relative path starts at the YAML file.
+
+    Where it leads nowhere, a shipped file of that name is taken.
+    """
+
+    kind: Literal["fitted"] = Field(description="the way products are timed", examples=["fitted"])
+    path: Name = Field(description="the path of a file of fitted kernels", examples=["kernels/h100_sxm.json"])
+    backend: Literal["sglang", "vllm", "trtllm"] = Field(description="whose kernel runs", examples=["trtllm"])
+    precision: Name = Field(description="the precision of its weights and activations", examples=["bfloat16"])
+    kernel: Name | None = Field(
+        default=None, description="its name in the measured tables, or null for the one with the most measurements"
+    )
+    top_k: Count = Field(default=8, description="how many choices of a token fall on a node, for the vectors it moves")
+
+
 class OwnGemmConfig(GemmConfig):
     """A kernel model of the user's own; its settings are the fields of its class."""
 
 
-GemmConfig.known.update(tiled=TiledGemmConfig, measured=MeasuredGemmConfig)
+GemmConfig.known.update(tiled=TiledGemmConfig, measured=MeasuredGemmConfig, fitted=FittedGemmConfig)
 GemmConfig.own = OwnGemmConfig
 
 
@@ -65,7 +81,8 @@ class DieConfig(Section):
     gemm: GemmConfig | None = Field(
         default=None,
         description="how well a die multiplies matrices as {kind: tiled, tile_tokens: .., tile_columns: ..} or "
-        "{kind: measured, path: ..}, or null for its full rate at every shape",
+        "{kind: measured, path: ..} or {kind: fitted, path: .., backend: .., precision: ..}, or null for its full rate "
+        "at every shape",
     )
     energy_pJ_per_FLOP: Amount | None = Field(
         default=None, description="the energy of a FLOP in pJ, or null where not known", examples=[0.5]

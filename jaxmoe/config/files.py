@@ -208,6 +208,13 @@ def shipped() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def find_kernels(path: str) -> Path:
+    """A file of fitted kernels, or the shipped one of its name where there is none at the path."""
+    given = Path(path)
+    beside = shipped() / "hardware" / "kernels" / given.name
+    return beside if not given.exists() and beside.is_file() else given
+
+
 def named_files(folder: Path) -> dict[str, Path]:
     """The YAML files of a folder by name."""
     return {file.name.removesuffix(".yaml"): file for file in sorted(folder.glob("*.yaml"))}

@@ -207,7 +207,7 @@ class HardwareConfig(OpenSection):
                     raise RuleError(where, node, "each node once", "Merge the two entries for this node")
                 seen.add(node)
             gemm = None if self.die is None else self.die.gemm
-            if entry.compute_TFLOPs_per_s is not None and gemm is not None and gemm.kind == "measured":
+            if entry.compute_TFLOPs_per_s is not None and gemm is not None and gemm.kind in ("measured", "fitted"):
                 key, expected = "compute_TFLOPs_per_s", "no rate where die.gemm has measured times, which hold for all"
                 raise RuleError(("dies", index, key), entry.compute_TFLOPs_per_s, expected, "Leave it out, or die.gemm")
             for key in type(entry).model_fields.keys() - {"nodes"}:

@@ -189,8 +189,7 @@ class Products(eqx.Module):
         """Seconds of every node (hd_moe Eq. 1), by the die's kernel model."""
         assert machine.die.gemm is not None
         rate = machine.die.flops / self.flops_per_row
-        each = machine.die.gemm.seconds(self.rows, self.part, self.present, rate, self.columns, self.gemms)
-        return each.sum(axis=0)
+        return machine.die.gemm.node_seconds(self.rows, self.part, self.present, rate, self.columns, self.gemms)
 
 
 class Work(AbstractDemand):

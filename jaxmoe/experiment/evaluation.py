@@ -57,11 +57,23 @@ def unwitnessed(model: Layer) -> list[str]:
 
 
 def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: LayerCosts) -> Witness:
-    """The model's own times, product by product."""
+    """The model's own times: of all products of a node, which it spreads evenly over them."""
+    nodes = len(flops)
+    rate = jnp.asarray(flops, jnp.float32)
 
     def timed(node: Nodes, tokens: Tokens, part: Parts) -> Seconds:
-        rows, parts, rate = (jnp.asarray(each, jnp.float32) for each in (tokens, part, flops[node]))
-        return np.asarray(gemm.seconds(rows, parts, jnp.ones_like(rows), rate, costs.columns, costs.gemms), float)
+        if type(gemm).node_seconds is AbstractGemm.node_seconds:  # products do not depend on each other
+            rows, parts = (jnp.asarray(each, jnp.float32) for each in (tokens, part))
+            each = gemm.seconds(rows, parts, jnp.ones_like(rows), rate[node], costs.columns, costs.gemms)
+            return np.asarray(each, float)
+        at = np.zeros(len(node), int)  # the place of a product among those of its node
+        for index in range(nodes):
+            at[node == index] = np.arange((node == index).sum())
+        rows, parts, present = np.zeros((3, max(at, default=0) + 1, nodes), np.float32)
+        rows[at, node], parts[at, node], present[at, node] = tokens, part, 1
+        given = (jnp.asarray(rows), jnp.asarray(parts), jnp.asarray(present))
+        total = gemm.node_seconds(given[0], given[1], given[2], rate, costs.columns, costs.gemms)
+        return np.asarray(total, float)[node] / np.bincount(node, minlength=nodes)[node]
 
     return timed
 

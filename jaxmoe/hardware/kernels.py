@@ -61,6 +61,18 @@ class AbstractGemm(eqx.Module):
         where the node computes the expert at all, or between when relaxed.
         """
 
+    def node_seconds(
+        self,
+        rows: Float[Array, "copy node"],
+        part: Float[Array, "copy node"],
+        present: Float[Array, "copy node"],
+        flops: Float[Array, " node"],
+        columns: Float[Array, ""],
+        gemms: Float[Array, ""],
+    ) -> Float[Array, " node"]:
+        """Seconds of all experts of every node, one after the other. A kernel that fuses them overrides this."""
+        return self.seconds(rows, part, present, flops, columns, gemms).sum(axis=0)
+
     def witness(self, flops: Float[np.ndarray, " node"], columns: float, gemms: float) -> Witness | None:
         """Times for the event simulator in plain NumPy, which share no formula with `seconds`; arguments are as there.
 

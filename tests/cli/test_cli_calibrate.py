@@ -27,3 +27,69 @@ def test_a_machine_is_written_with_what_was_fitted(run, tmp_path, out):
     again = run("calibrate", machine, "--measured", csv, "--measured", csv, "--out", out / "twice")
     assert (again.exit_code, (out / "twice").exists()) == (2, False)
     assert "two files have measurements of ping; join them" in " ".join(again.output.split())
+
+
+NODE = "kind: switch\nnodes: 2\ndie: {compute_TFLOPs_per_s: 989}\nlink: {bandwidth_GB_per_s: 450}\n"
+
+
+def experts(kernel: str = "moe_torch_flow_cutlass") -> dict[str, list]:
+    """Columns of a made-up fused kernel: 20 us and the bytes of all experts at 2 TB/s, or FLOPs at 400 TFLOP/s."""
+    rows = []
+    for hidden, inner, experts in ((2048, 768, 128), (4096, 1536, 128), (7168, 2048, 256), (4096, 14336, 8)):
+        for tokens in (1, 16, 256, 4096):
+            touched = min(experts, 2 * tokens)
+            seconds = 20e-6 + 3 * hidden * inner * max(2 * touched / 2e12, 4 * tokens / 4e14)
+            rows.append((tokens, hidden, inner, 2, experts, 1, 1, "balanced", 1e3 * seconds))
+    names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    columns = {
+        name: list(part)
+        for name, part in zip((*names, "distribution", "latency"), zip(*rows, strict=True), strict=True)
+    }
+    same = {"framework": "TRTLLM", "op_name": "moe", "kernel_source": kernel, "moe_dtype": "bfloat16"}
+    return columns | {name: [value] * len(rows) for name, value in same.items()}
+
+
+def test_kernels_of_a_folder_are_fitted_and_predict_a_table(run, tmp_path, out):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    machine, folder = tmp_path / "machine.yaml", tmp_path / "h100_sxm" / "moe" / "trtllm"
+    machine.write_text(NODE)
+    folder.mkdir(parents=True)
+    parquet.write_table(pa.table(experts()), folder / "moe_perf.parquet")
+    done = run("calibrate", machine, "--measured", tmp_path / "h100_sxm", "--out", out)
+    assert done.exit_code == 0, done.output
+    (scores,) = json.loads((out / "summary.json").read_text())["errors"]
+    assert (scores["kind"], scores["backend"], scores["rows"]) == ("moe", "trtllm", 16)
+    assert (out / "kernels.csv").exists()
+    assert (out / "calibration.png").exists()
+    gemm = load_hardware(out / "machine.yaml").die.gemm
+    assert (gemm.kind, gemm.backend, gemm.precision) == ("fitted", "trtllm", "bfloat16")
+
+    found = out / "predicted.csv"
+    done = run("calibrate", "predict", out / "machine.yaml", folder / "moe_perf.parquet", "--out", found)
+    assert done.exit_code == 0, done.output
+    header, first, *_ = found.read_text().splitlines()
+    assert header.endswith("predicted_latency,predicted_low,predicted_high")
+    told = dict(zip(header.split(","), first.split(","), strict=True))
+    assert told["num_tokens"] == "1"
+    assert told["framework"] == "TRTLLM"
+    assert float(told["predicted_low"]) <= float(told["predicted_latency"]) <= float(told["predicted_high"])
+    assert abs(float(told["predicted_latency"]) / float(told["latency"]) - 1) < 0.5
+
+    parquet.write_table(pa.table(experts() | {"moe_dtype": ["fp8"] * 16}), tmp_path / "fp8.parquet")
+    done = run("calibrate", "predict", out / "machine.yaml", tmp_path / "fp8.parquet", "--out", tmp_path / "no.csv")
+    assert (done.exit_code, (tmp_path / "no.csv").exists()) == (2, False)
+    assert "has no kernel for moe_dtype fp8" in " ".join(done.output.split())
+
+
+def test_what_is_no_folder_of_kernels_is_one_message(run, tmp_path, out):
+    machine = tmp_path / "machine.yaml"
+    machine.write_text(NODE)
+    (tmp_path / "z9").mkdir()
+    done = run("calibrate", machine, "--measured", tmp_path / "z9", "--out", out)
+    assert (done.exit_code, out.exists()) == (2, False)
+    assert "the folder is named z9, expected one of h100_sxm" in " ".join(done.output.split())
+    done = run("calibrate", "predict", machine, tmp_path / "rows.csv", "--out", tmp_path / "found.csv")
+    assert done.exit_code == 2
+    assert "has no fitted kernels at die.gemm; calibrate it with --measured FOLDER" in " ".join(done.output.split())

@@ -1,0 +1,125 @@
+"""`jaxmoe calibrate` with a folder of measured GPU kernels, and `jaxmoe calibrate predict`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
+from jaxmoe.config import HardwareConfig, commented, load_hardware, resolved
+from jaxmoe.config.dies import FittedGemmConfig
+from jaxmoe.config.files import find_kernels
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, kernel_file
+from jaxmoe.experiment.measured_kernels.prediction import predict
+from jaxmoe.experiment.measured_kernels.scores import by_kernel, by_kind
+from jaxmoe.experiment.measured_kernels.tables import BACKENDS, read_folder, read_table, write_columns
+from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.files import atomic_write, write_table
+from jaxmoe.hardware.gpu.files import read_kernels, write_kernels
+from jaxmoe.hardware.gpu.sheet import SHEETS, sheet_of
+from jaxmoe.report.scatter import plot_model_vs_simulation
+
+KERNELS = "kernels.json"
+DRAWN = 4000  # rows of a picture, evenly chosen
+SHOWN = ("error", "median", "base", "roofline", "floor", "covered")
+
+
+def calibrate_folder(
+    folder: OutputFolder, interrupts: Interrupts, hardware: HardwareConfig, name: str, measured: Path, seed: int
+) -> None:
+    """Fit every kernel of a folder, and write kernels, machine, scores and a picture."""
+    system = measured.resolve().name
+    if system not in SHEETS:
+        raise OptionError(f"--measured {measured}: the folder is named {system}, expected one of {', '.join(SHEETS)}")
+    sheet = sheet_of(system)
+    with StageTimer() as clock:
+        with clock.stage("read"):
+            tables, left_out = read_folder(measured)
+        with clock.stage("fit"), progress_bars(interrupts.check) as report:
+            fits = calibrate_tables(tables, sheet, seed, report)
+        file = kernel_file(system, fits)
+        with atomic_write(folder.target(KERNELS)) as aside:
+            write_kernels(aside, file)
+        machine = _with_kernels(hardware, fits)
+        with atomic_write(folder.target("machine.yaml")) as aside:
+            aside.write_text(f"# Written by {command_line.get()}\n\n{commented(machine)}", encoding="utf-8")
+        write_table(folder.target("kernels.csv"), list(by_kernel(fits)))
+        _draw(folder, fits, name)
+        kinds = list(by_kind(fits))
+        summary = {"command": "calibrate", **surroundings(), "hardware": resolved(machine), "seed": seed}
+        folder.write_json("summary.json", summary | {"source": file.source, "errors": kinds, "wall_s": clock.report()})
+    _print(kinds, name)
+    print_warnings([*left_out, *_odd(fits)])
+
+
+def _with_kernels(hardware: HardwareConfig, fits: Sequence[KernelFit]) -> HardwareConfig:
+    """The machine with the fused MoE kernel that was measured most, or as it is where none was."""
+    fused = [fit for fit in fits if fit.kind.name == "moe" and fit.kernel["framework"] in BACKENDS[:3]]
+    if not fused or hardware.die is None:
+        return hardware
+    names = max(fused, key=lambda fit: len(fit.measured)).kernel
+    told = {"backend": names["framework"], "precision": names["moe_dtype"], "kernel": names["kernel_source"]}
+    gemm = FittedGemmConfig.model_validate({"kind": "fitted", "path": KERNELS, **told})
+    return hardware.model_copy(update={"die": hardware.die.model_copy(update={"gemm": gemm})})
+
+
+def _odd(fits: Iterable[KernelFit]) -> list[str]:
+    """What is odd in the rows of kernels, a line each."""
+    notes = []
+    for fit in fits:
+        name = f"{fit.kind.name} {' '.join(filter(None, fit.kernel.values()))}"
+        if fit.kernel.get("framework", "") not in BACKENDS:
+            notes.append(f"{name}: the backend is none of {', '.join(filter(None, BACKENDS))}")
+        if fit.slow.any():
+            part = 100 * fit.slow.mean()
+            notes.append(f"{name}: {fit.slow.sum()} rows ({part:.0f} %) are of series that are slow by a factor")
+        if fit.repeated.any():
+            notes.append(f"{name}: {fit.repeated.sum()} rows repeat the inputs of one before")
+        if not fit.of_shapes and fit.kind.shape != (fit.kind.size,):
+            notes.append(f"{name}: measured at too few shapes to tell its error on others")
+    return notes
+
+
+def _draw(folder: OutputFolder, fits: Sequence[KernelFit], name: str) -> None:
+    measured, told = (np.concatenate([getattr(fit, key) for fit in fits]) for key in ("measured", "held_out"))
+    kinds = np.array([fit.kind.name for fit in fits for _ in fit.measured])
+    known = np.flatnonzero(np.isfinite(told))
+    known = known[np.linspace(0, len(known) - 1, min(DRAWN, len(known))).astype(int)] if len(known) else known
+    if not len(known):
+        return
+    plot_model_vs_simulation(
+        folder.target("calibration.png"),
+        measured[known],
+        told[known],
+        kinds[known].tolist(),
+        f"{name}: measured times of held-out rows and what the model says",
+        labels=("measured time", "time by the model"),
+    )
+
+
+def _print(rows: Sequence[Mapping[str, object]], name: str) -> None:
+    table = Table(title=f"{name}: off on rows that were held out, %")
+    for heading in ("kind", "backend", "rows", *SHOWN):
+        table.add_column(heading, justify="left" if heading in ("kind", "backend") else "right")
+    for row in rows:
+        table.add_row(*(str(row[key]) for key in ("kind", "backend", "held_out", *SHOWN)))
+    print_table(table)
+
+
+def run_predict(config: Path, table: Path, out: Path) -> None:
+    """Write the rows of a table with their predicted times."""
+    hardware = load_hardware(config)
+    gemm = None if hardware.die is None else hardware.die.gemm
+    if not isinstance(gemm, FittedGemmConfig):
+        raise OptionError(f"{config}: has no fitted kernels at die.gemm; calibrate it with --measured FOLDER")
+    rows = read_table(table, timed=False)
+    found = predict(rows, read_kernels(find_kernels(gemm.path)))
+    unit = rows.kind.unit
+    columns = {"latency": found.seconds, "low": found.lower, "high": found.upper}
+    write_columns(out, {**rows.given, **{f"predicted_{name}": part / unit for name, part in columns.items()}})
+    print_warnings(found.notes)

@@ -1,0 +1,1 @@
+"""Measured tables of GPU kernels: read, fitted, told how well, and predicted."""

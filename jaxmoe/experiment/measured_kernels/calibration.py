@@ -1,0 +1,221 @@
+"""Kernels fitted to tables, each with its held-out errors, its intervals, and what is odd in its rows."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measured_kernels.fit import Recipe, fit
+from jaxmoe.experiment.measured_kernels.grouping import grouped
+from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
+from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
+from jaxmoe.experiment.measured_kernels.split import by_shape, folds_of, repeats, series_of, tested
+from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
+from jaxmoe.experiment.stage_timer import Report
+from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
+from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
+from jaxmoe.hardware.gpu.sheet import Sheet, sheet_of
+
+SLOW = 1.9  # times the model, above which the median of a series is flagged
+LEAST_RATIO, MOST_RATIO = 0.2, 300.0  # of measured over roofline where there is most work: beyond, the unit is another
+BINNED = 200  # held-out rows of a decade of sizes that have an interval of their own
+WIDE = (0.0, 0.5, 2.0)  # the interval of a kernel of which nothing was held out
+SOURCE = "measured tables of ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0)"
+OUTSIDE = 0.05  # part of the rows on each side of an interval
+
+
+@dataclass(frozen=True, eq=False)
+class KernelFit:
+    """A fitted kernel. Arrays are of its rows: seconds `measured`, by the data sheet's `roofline`, and `held_out` ones.
+
+    `held_out` is not a number where a row was in no fold that was held out, `base` the same by the base alone. `floor`
+    interpolates the neighbours of a row in its series. `slow` flags rows of slow series.
+    """
+
+    kind: Kind
+    kernel: Mapping[str, str]
+    rows: Columns
+    fitted: FittedKernel
+    measured: Float[np.ndarray, " row"]
+    roofline: Float[np.ndarray, " row"]
+    held_out: Float[np.ndarray, " row"]
+    base: Float[np.ndarray, " row"]
+    floor: Float[np.ndarray, " row"]
+    slow: Bool[np.ndarray, " row"]
+    repeated: Bool[np.ndarray, " row"]
+    of_shapes: bool
+    intervals: tuple[tuple[float, float, float], ...] = field(default=())
+
+    @property
+    def size(self) -> Float[np.ndarray, " row"]:
+        """What a series runs over."""
+        return np.asarray(self.rows[self.kind.size], float)
+
+
+def pooled(tables: Iterable[MeasuredTable]) -> Iterator[tuple[Kind, Mapping[str, str], Columns]]:
+    """Rows of every kernel, of whichever tables."""
+    found: dict[tuple[str, ...], list[Columns]] = {}
+    for table in tables:
+        names = table.kind.kernel
+        groups, group = grouped(table.columns, names)
+        for index, values in enumerate(groups):
+            at = np.flatnonzero(group == index)
+            wanted = {*table.kind.numbers, *table.kind.texts, table.kind.latency}
+            some = {name: table.columns[name][at] for name in wanted}
+            found.setdefault((table.kind.name, *values), []).append(some)
+    for key, parts in sorted(found.items()):
+        kind = KINDS[key[0]]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        yield kind, dict(zip(kind.kernel, key[1:], strict=True)), joined
+
+
+def calibrated(
+    kind: Kind, kernel: Mapping[str, str], rows: Columns, sheet: Sheet, recipe: Recipe, seed: int
+) -> KernelFit:
+    """Fit one kernel, by folds for its errors and then to all rows.
+
+    Raises `OptionError` where its times are in another unit.
+    """
+    terms = terms_of(kind, rows, sheet, kernel)
+    measured = np.asarray(rows[kind.latency], float) * kind.unit
+    roofline = np.maximum(terms.memory.sum(-1), terms.tiles.min(-1)).astype(float)
+    _check_unit(kind, kernel, roofline, measured)
+    folds = folds_of(kind, rows)
+    held = {name: np.full(len(measured), np.nan) for name in ("base", "whole")}
+    for fold in tested(kind):
+        kept, left = folds != fold, folds == fold
+        if not (kept.any() and left.any()):
+            continue
+        for name, found in zip(held, fit(_of(terms, kept), measured[kept], recipe, seed), strict=True):
+            held[name][left] = seconds_of(found, _of(terms, left))
+    better = not _error(held["whole"], measured) > _error(held["base"], measured)
+    alone, whole = fit(terms, measured, recipe, seed)
+    fitted = whole if better else alone
+    told = held["whole"] if better else held["base"]
+    series = series_of(kind, rows)
+    usual = np.where(np.isnan(told), seconds_of(fitted, terms), told)
+    slow = _slow(series, measured / usual)
+    size = np.asarray(rows[kind.size], float)
+    return KernelFit(
+        kind,
+        kernel,
+        rows,
+        fitted,
+        measured,
+        roofline,
+        told,
+        held["base"],
+        _floor(series, size, measured),
+        slow,
+        repeats(kind, rows),
+        by_shape(kind, rows),
+        intervals_of(size[~slow], (measured / told)[~slow], grouped(rows, kind.shape)[1][~slow]),
+    )
+
+
+def intervals_of(
+    size: Float[np.ndarray, " row"], ratio: Float[np.ndarray, " row"], shape: Int[np.ndarray, " row"]
+) -> tuple[tuple[float, float, float], ...]:
+    """Quantiles of measured over told seconds by decade of size: from which size on, lower, upper.
+
+    Rows of one `shape` are off together: of few shapes the quantiles are further out, as those of so many draws.
+    """
+    known = np.isfinite(ratio)
+    size, ratio = size[known], ratio[known]
+    if not len(ratio):
+        return ()
+    shapes = len(np.unique(shape[known]))
+    tail = OUTSIDE * (shapes - 1) / (shapes + 1)
+    decade = decades(size)
+    found = [(0.0, *np.quantile(ratio, (tail, 1 - tail)))]
+    for each in np.unique(decade):
+        inside = ratio[decade == each]
+        if len(inside) >= BINNED:
+            found.append((float(10.0**each), *np.quantile(inside, (tail, 1 - tail))))
+    return tuple((float(start), float(low), float(high)) for start, low, high in found)
+
+
+def decades(size: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+    """Powers of ten of sizes."""
+    return np.floor(np.log10(np.maximum(size, 1)) + 1e-9).astype(int)
+
+
+def _of(terms: Terms, rows: Bool[np.ndarray, " row"]) -> Terms:
+    return Terms(*(part[rows] for part in terms))
+
+
+def _error(told: np.ndarray, measured: np.ndarray) -> float:
+    """Mean relative error of rows that are told, whose outliers count as 1."""
+    known = np.isfinite(told)
+    return float(np.minimum(np.abs(told[known] / measured[known] - 1), 1).mean()) if known.any() else np.inf
+
+
+def _check_unit(kind: Kind, kernel: Mapping[str, str], roofline: np.ndarray, measured: np.ndarray) -> None:
+    most = roofline >= np.quantile(roofline, 0.9)
+    ratio = float(np.median(measured[most] / roofline[most]))
+    if not LEAST_RATIO < ratio < MOST_RATIO:
+        raise OptionError(
+            f"{kind.name} of {', '.join(filter(None, kernel.values()))}: the rows with the most work take {ratio:.3g} "
+            f"times as long as the data sheet says; {kind.latency} has to be in ms"
+        )
+
+
+def _slow(series: Int[np.ndarray, " row"], ratio: Float[np.ndarray, " row"]) -> Bool[np.ndarray, " row"]:
+    """Whether the median of a row's series is above `SLOW`."""
+    order = np.argsort(series, kind="stable")
+    parts = np.split(ratio[order], np.flatnonzero(np.diff(series[order])) + 1)
+    return np.array([np.median(part) > SLOW for part in parts])[series]
+
+
+def _floor(
+    series: Int[np.ndarray, " row"], size: Float[np.ndarray, " row"], measured: Float[np.ndarray, " row"]
+) -> Float[np.ndarray, " row"]:
+    """Seconds between the neighbours of each row in its series, by logarithms; not a number at the ends."""
+    order = np.lexsort((size, series))
+    told = np.full(len(size), np.nan)
+    before, at, after = order[:-2], order[1:-1], order[2:]
+    inside = (series[before] == series[at]) & (series[at] == series[after]) & (size[before] < size[at])
+    inside &= size[at] < size[after]
+    before, at, after = before[inside], at[inside], after[inside]
+    x, low, high = (np.log(np.maximum(size[some], 0.5)) for some in (at, before, after))
+    part = (x - low) / (high - low)
+    told[at] = np.exp((1 - part) * np.log(measured[before]) + part * np.log(measured[after]))
+    return told
+
+
+RECIPES: dict[str, Recipe] = {
+    "gemm": Recipe(3500, 32, 1e-5, 1e-6),
+    "moe": Recipe(1000, 16, 1e-3, 1e-4),
+    "attention_context": Recipe(2500, 24, 1e-4, 1e-5),
+    "attention_generation": Recipe(2500, 24, 1e-4, 1e-5),
+    "mla_context": Recipe(1500, 16, 1e-4, 1e-5),
+    "mla_generation": Recipe(1500, 16, 1e-4, 1e-5),
+    "mla_context_module": Recipe(1500, 16, 1e-4, 1e-5),
+    "mla_generation_module": Recipe(1500, 16, 1e-4, 1e-5),
+    "nccl": Recipe(1500, 12, 1e-5, 1e-6),
+    "all_reduce": Recipe(1500, 12, 1e-5, 1e-6),
+}
+
+
+def calibrate_tables(tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, report: Report) -> list[KernelFit]:
+    """Every kernel of these tables, fitted."""
+    found, groups = [], list(pooled(tables))
+    for done, (kind, kernel, rows) in enumerate(groups):
+        report("kernels", done, len(groups))
+        found.append(calibrated(kind, kernel, rows, sheet, RECIPES[kind.name], seed))
+    return found
+
+
+def kernel_file(system: str, fits: Sequence[KernelFit]) -> KernelFile:
+    """What a machine keeps of fits: numbers, intervals and where they come from."""
+    rows = sum(len(fit.measured) for fit in fits)
+    return KernelFile(system, f"{SOURCE}: {system}, {rows} rows", sheet_of(system), tuple(map(_known, fits)))
+
+
+def _known(fit: KernelFit) -> KnownKernel:
+    off = np.abs(fit.held_out / fit.measured - 1)
+    error = float(f"{np.nanmean(off):.3g}") if np.isfinite(off).any() else None
+    told = {"rows": len(fit.measured), "held_out_error": error, "of_shapes": fit.of_shapes}
+    return KnownKernel(fit.kind.name, dict(fit.kernel), fit.fitted, fit.intervals or (WIDE,), told)

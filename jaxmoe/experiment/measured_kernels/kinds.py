@@ -1,0 +1,285 @@
+"""The kinds of measured tables: their columns, what tells kernels apart, and how a row becomes terms of its kernel."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of
+from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
+from jaxmoe.hardware.gpu import terms
+from jaxmoe.hardware.gpu.kernel import Terms
+from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, RATE, WEIGHT_BYTES, Sheet
+
+Columns = Mapping[str, np.ndarray]
+"""Columns of a table by name, [row]: numbers, or texts."""
+MILLI = 1e-3
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of table.
+
+    `numbers` are columns of positive numbers that have to be there, `texts` of names; rows of one kernel agree in
+    `kernel`. `shape` is what is held out as a whole, `size` grows with the work. `operations` are values of `op_name`
+    that the kind takes, none where its columns alone tell it.
+    """
+
+    name: str
+    numbers: tuple[str, ...]
+    texts: tuple[str, ...]
+    kernel: tuple[str, ...]
+    shape: tuple[str, ...]
+    size: str
+    terms: Callable[[Columns, Sheet, Mapping[str, str]], Terms]
+    operations: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()  # numbers that may be 0
+    optional: tuple[str, ...] = ()  # texts that older tables leave out
+    rising: bool = True  # whether a series is a run of sizes, of which every fourth is held out where it has one shape
+    derived: tuple[tuple[str, Callable[[dict[str, np.ndarray]], np.ndarray]], ...] = ()  # columns made of the others
+    every_shape: bool = False  # whether all shapes are held out in turn, where there are few
+    latency: str = "latency"
+    unit: float = MILLI
+    needs: tuple[str, ...] = ()  # other columns that tell it apart
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that a table of this kind has."""
+        return (*self.numbers, *self.texts, *self.needs)
+
+
+def _gemm(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    precision = kernel["gemm_dtype"]
+    height, width, inner = _floats(rows, "m", "n", "k")
+    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
+    return terms.product(height, width, inner, sheet, precision, weight, activation)
+
+
+# Models whose gate lets a token choose in half of the groups of experts, in kernels of a backend that runs it; and
+# those whose other choices SGLang's collector gives to the first expert of the rank. By hidden and intermediate size,
+# top-k and experts.
+GROUPED = {(7168, 2048, 8, 256)}
+CLAMPED = {(4096, 14336, 2, 8), (6144, 16384, 2, 8), (2816, 704, 8, 128), (2048, 1408, 4, 60), (8192, 5120, 1, 16)}
+UNGATED = ("nongated",)  # of kernel sources whose experts have two products
+
+
+def _routing(shape: tuple[int, ...], kernel: Mapping[str, str]) -> Routing:
+    backend, source = kernel["framework"], kernel["kernel_source"]
+    if source.endswith("min_latency") or (shape in GROUPED and backend in ("sglang", "vllm")):
+        return "grouped" if shape[3] % 8 == 0 else "free"
+    return "clamped" if shape in CLAMPED and source == "sglang_fused_moe_triton" else "free"
+
+
+def _moe(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    names = ("hidden_size", "inter_size", "topk", "num_experts")
+    shapes = list(zip(*(rows[name].astype(int).tolist() for name in names), strict=True))
+    routing = [_routing(shape, kernel) for shape in shapes]
+    drawn = zip(
+        rows["num_tokens"].astype(int).tolist(),
+        [shape[3] for shape in shapes],
+        [shape[2] for shape in shapes],
+        rows["moe_ep_size"].astype(int).tolist(),
+        rows["distribution"].tolist(),
+        routing,
+        strict=True,
+    )
+    each = [loads_of(*key) for key in drawn]
+    loads = terms.ExpertLoads(*(jnp.asarray(np.stack(part), jnp.float32) for part in zip(*each, strict=True)))
+    precision = kernel["moe_dtype"]
+    hidden, inner, top_k, experts, cut, ranks = _floats(rows, *names, "moe_tp_size", "moe_ep_size")
+    gated = 3.0 if not any(word in kernel["kernel_source"] for word in UNGATED) else 2.0
+    if kernel["kernel_source"] == "sglang_flashinfer_cutlass_moe":
+        gated = 2.0
+    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
+    return terms.fused_moe(
+        loads, hidden, inner / cut, experts / ranks, top_k, gated, sheet, precision, weight, activation
+    )
+
+
+def _prefill(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    batch, tokens, heads, kv_heads, size, window = _floats(
+        rows, "batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size"
+    )
+    cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
+    return terms.prefill(batch, tokens, heads, kv_heads, size, size, window, sheet, kernel["attn_dtype"], cache)
+
+
+def _decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    batch, step, heads, kv_heads, size, window = _floats(
+        rows, "batch_size", "step", "num_heads", "num_key_value_heads", "head_dim", "window_size"
+    )
+    cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
+    return terms.decode(batch, step + 1, heads, kv_heads, size, size, window, sheet, kernel["attn_dtype"], cache)
+
+
+# MLA of DeepSeek-V3.
+LATENT, ROTARY, NOPE, VALUE, QUERY_RANK, HIDDEN = 512, 64, 128, 128, 1536, 7168
+
+
+def _mla_prefill(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    batch, tokens, heads = _floats(rows, "batch_size", "isl", "num_heads")
+    cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
+    precision = "bfloat16"
+    size = jnp.full_like(heads, NOPE + ROTARY)
+    found = terms.prefill(batch, tokens, heads, heads, size, VALUE, jnp.zeros_like(heads), sheet, precision, cache)
+    return _joined(found, rows, kernel, sheet, batch * tokens, heads, absorbed=False)
+
+
+def _mla_decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    batch, step, heads = _floats(rows, "batch_size", "step", "num_heads")
+    if kernel["op_name"] == "mla_generation" and "gemm_type" in rows:
+        step = _floats(rows, "isl")[0]  # these tables state the cached tokens there
+    cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
+    one, size = jnp.ones_like(heads), jnp.full_like(heads, LATENT + ROTARY)
+    found = terms.decode(batch, step + 1, heads, one, size, LATENT, 0 * one, sheet, "bfloat16", cache, latent=True)
+    return _joined(found, rows, kernel, sheet, batch, heads, absorbed=True)
+
+
+def _joined(
+    found: Terms,
+    rows: Columns,
+    kernel: Mapping[str, str],
+    sheet: Sheet,
+    tokens: jnp.ndarray,
+    heads: jnp.ndarray,
+    absorbed: bool,
+) -> Terms:
+    """Terms of attention with those of the projections around it, where a row times the whole module."""
+    if "gemm_type" not in kernel:
+        return found
+    precision = kernel["gemm_type"]
+    shared = HIDDEN * (QUERY_RANK + LATENT + ROTARY)
+    of_head = QUERY_RANK * (NOPE + ROTARY) + LATENT * (NOPE + VALUE) + VALUE * HIDDEN
+    weights = shared + heads * of_head
+    work = 2 * tokens * weights / sheet.rate(precision)
+    moved = weights * WEIGHT_BYTES[precision] / sheet.bandwidth
+    vectors = tokens * (HIDDEN + heads * (NOPE + ROTARY)) * 2 / sheet.bandwidth
+    padded = terms.whole(tokens, 128) * 128 / tokens * work
+    return found._replace(
+        memory=jnp.concatenate([found.memory, terms.stacked([moved, vectors])], axis=-1),
+        tiles=found.tiles + padded[:, None],
+        sizes=jnp.concatenate([found.sizes, terms.stacked([jnp.log(work), jnp.log(padded), jnp.log(tokens)])], -1),
+    )
+
+
+def _collective(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    message, ranks = _floats(rows, "message_size", "num_gpus")
+    width = WEIGHT_BYTES[kernel.get("nccl_dtype") or kernel["allreduce_dtype"]]
+    return terms.collective(kernel["op_name"], message * width, ranks, sheet)
+
+
+def _floats(rows: Columns, *names: str) -> list[jnp.ndarray]:
+    return [jnp.asarray(rows[name], jnp.float32) for name in names]
+
+
+_ATTENTION = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step", "window_size")
+_HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
+_MLA = ("num_heads", "batch_size", "isl", "step")
+_OF = ("framework", "op_name", "kernel_source")
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("gemm", ("m", "n", "k"), ("gemm_dtype", *_OF), ("gemm_dtype", *_OF), ("n", "k"), "m", _gemm),
+        Kind(
+            "moe",
+            ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
+            ("distribution", "moe_dtype", *_OF),
+            ("moe_dtype", "tiles", *_OF),
+            ("hidden_size", "inter_size", "topk", "num_experts"),
+            "num_tokens",
+            _moe,
+            every_shape=True,
+            derived=(("tiles", tiles_of),),
+        ),
+        Kind(
+            "attention_context",
+            _ATTENTION,
+            ("attn_dtype", "kv_cache_dtype", *_OF),
+            ("attn_dtype", "kv_cache_dtype", *_OF),
+            _HEADS,
+            "isl",
+            _prefill,
+            ("context_attention",),
+            ("step", "window_size"),
+        ),
+        Kind(
+            "attention_generation",
+            _ATTENTION,
+            ("attn_dtype", "kv_cache_dtype", *_OF),
+            ("attn_dtype", "kv_cache_dtype", *_OF),
+            _HEADS,
+            "step",
+            _decode,
+            ("generation_attention",),
+            ("step", "window_size"),
+        ),
+        Kind(
+            "mla_context_module",
+            _MLA,
+            ("gemm_type", "kv_cache_dtype", *_OF),
+            ("gemm_type", "kv_cache_dtype", *_OF),
+            ("num_heads", "batch_size"),
+            "isl",
+            _mla_prefill,
+            ("mla_context_module", "mla_context"),
+            ("step",),
+        ),
+        Kind(
+            "mla_generation_module",
+            _MLA,
+            ("gemm_type", "kv_cache_dtype", *_OF),
+            ("gemm_type", "kv_cache_dtype", *_OF),
+            ("num_heads", "batch_size"),
+            "step",
+            _mla_decode,
+            ("mla_generation_module", "mla_generation"),
+            ("step",),
+        ),
+        Kind(
+            "mla_context",
+            _MLA,
+            ("kv_cache_dtype", *_OF),
+            ("kv_cache_dtype", *_OF),
+            ("num_heads", "batch_size"),
+            "isl",
+            _mla_prefill,
+            ("mla_context",),
+            ("step",),
+        ),
+        Kind(
+            "mla_generation",
+            _MLA,
+            ("kv_cache_dtype", *_OF),
+            ("kv_cache_dtype", *_OF),
+            ("num_heads", "batch_size"),
+            "step",
+            _mla_decode,
+            ("mla_generation",),
+            ("step",),
+        ),
+        Kind(
+            "nccl",
+            ("message_size", "num_gpus"),
+            ("nccl_dtype", "op_name", "kernel_source"),
+            ("nccl_dtype", "framework", "version", "op_name", "kernel_source"),
+            ("message_size",),
+            "message_size",
+            _collective,
+            optional=("framework", "version"),
+        ),
+        Kind(
+            "all_reduce",
+            ("message_size", "num_gpus"),
+            ("allreduce_dtype", *_OF),
+            ("allreduce_dtype", "version", *_OF),
+            ("message_size",),
+            "message_size",
+            _collective,
+            optional=("version",),
+        ),
+    )
+}
+_ = (RATE, Any)

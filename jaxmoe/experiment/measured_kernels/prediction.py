@@ -1,0 +1,79 @@
+"""Seconds of the rows of a table by a machine's fitted kernels, each with its interval."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measured_kernels.grouping import grouped
+from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
+from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
+from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
+
+LOOSE = (
+    "version",
+    "tiles",
+    "kernel_source",
+    "framework",
+)  # names that another kernel may stand in for, the first most easily
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Seconds of every row, with the bounds of a 90 % interval; and notes on rows that another kernel stands in for."""
+
+    seconds: Float[np.ndarray, " row"]
+    lower: Float[np.ndarray, " row"]
+    upper: Float[np.ndarray, " row"]
+    notes: tuple[str, ...]
+
+
+def predict(table: MeasuredTable, file: KernelFile) -> Prediction:
+    """Seconds of all rows of a table.
+
+    Raises `OptionError` where the file has no kernel of the table's kind, operation and precision.
+    """
+    kind, rows = table.kind, table.columns
+    known = file.of_kind(kind.name)
+    if not known:
+        have = ", ".join(sorted({kernel.kind for kernel in file.kernels}))
+        raise OptionError(f"{table.path}: is of kind {kind.name}, for which {file.system} has no kernel; it has {have}")
+    seconds, lower, upper = (np.full(len(table), np.nan) for _ in range(3))
+    notes = []
+    groups, group = grouped(rows, kind.kernel)
+    for index, values in enumerate(groups):
+        names = dict(zip(kind.kernel, values, strict=True))
+        kernel = _nearest(names, known)
+        if kernel is None:
+            named = sorted({" ".join(filter(None, each.names.values())) for each in known})
+            raise OptionError(
+                f"{table.path}: {file.system} has no kernel for {_told(names)}; it has {'; '.join(named)}. "
+                "Remove these rows, or calibrate with a table of them"
+            )
+        if kernel.names != names:
+            notes.append(f"{_told(names)}: not measured; {_told(kernel.names)} stands in, its interval may not hold")
+        at = np.flatnonzero(group == index)
+        some = {name: column[at] for name, column in rows.items()}
+        found = seconds_of(kernel.fitted, terms_of(kind, some, file.sheet, names))
+        low, high = kernel.interval(np.asarray(some[kind.size], float))
+        seconds[at], lower[at], upper[at] = found, found * low, found * high
+    return Prediction(seconds, lower, upper, tuple(notes))
+
+
+def _nearest(names: Mapping[str, str], known: list[KnownKernel]) -> KnownKernel | None:
+    """The kernel of these names, or else one that differs in as few of `LOOSE` as can be."""
+    for loose in (LOOSE[:count] for count in range(len(LOOSE) + 1)):
+        fits = [
+            kernel
+            for kernel in known
+            if all(kernel.names.get(name) == value for name, value in names.items() if name not in loose)
+        ]
+        if fits:
+            return max(fits, key=lambda kernel: (kernel.names.get("version", ""), kernel.told["rows"]))
+    return None
+
+
+def _told(names: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in names.items() if value)

@@ -1,0 +1,194 @@
+"""How many tokens each expert of the timed rank had, rebuilt for rows that state a distribution by its name.
+
+The collector of ai-dynamo/aiconfigurator (095f58a5, collector/helper.py) draws a power law anew for every run and does
+not keep its draws. What it does to a draw is exact here: rounding, the cap of one choice a token, where the remainder
+goes, and that the most loaded rank is timed. A row is the mean of five draws; here it is that of `DRAWS`, which are the
+same for all numbers of tokens.
+"""
+
+import math
+from functools import cache
+from typing import Literal, no_type_check
+
+import numpy as np
+from jaxtyping import Float, Int
+from numba import njit
+
+from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads
+
+DRAWS = 8
+LEAST_LOAD = 1e-2
+EVEN, POWER_LAW = ("balanced", "uniform"), "power_law_"
+GROUPS, CHOSEN_GROUPS = 8, 4  # of experts, of which DeepSeek-V3's gate lets a token choose
+Routing = Literal["free", "grouped", "clamped"]
+
+
+def known_distribution(name: str) -> bool:
+    """Whether tokens of a distribution can be rebuilt."""
+    exponent = name.removeprefix(POWER_LAW)
+    return name in EVEN or (exponent != name and exponent.replace(".", "", 1).isdigit() and float(exponent) != 1)
+
+
+@cache
+def loads_of(
+    tokens: int, experts: int, top_k: int, ranks: int, distribution: str, routing: Routing = "free"
+) -> ExpertLoads:
+    """Loads of the timed rank of so many, for `balanced`, `uniform` or `power_law_ALPHA`.
+
+    `grouped`: the gate of DeepSeek-V3 ran over the choices. `clamped`: the rank got the tokens with a choice there
+    alone, and their other choices fell on its first expert. Raises `ValueError` for another distribution.
+    """
+    local = experts // ranks
+    if distribution in EVEN:
+        if routing == "free":
+            return _means(_balanced_counts(tokens, experts, top_k)[:, :local], float(tokens))
+        chosen = _balanced(tokens, experts, top_k)[None]
+    else:
+        if not known_distribution(distribution):
+            raise ValueError(distribution)
+        drawn = _power_law(tokens, experts, top_k, ranks, float(distribution.removeprefix(POWER_LAW)))
+        if routing == "free":  # which token chose what makes no difference
+            return _means(drawn[:, :local], float(tokens))
+        chosen = _assigned(drawn, tokens, top_k)
+    if routing == "grouped":
+        chosen = _regrouped(chosen, experts)
+    counts = _counted(chosen, local)
+    if routing == "clamped" and ranks > 1:
+        given = (chosen < local).any(axis=2).sum(axis=1)
+        counts[:, 0] += given * top_k - counts.sum(axis=1)
+        return _means(counts, float(given.mean()))
+    return _means(counts, float(tokens))
+
+
+@cache
+def _balanced_counts(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, "draw expert"]:
+    return np.bincount(_balanced(tokens, experts, top_k).ravel(), minlength=experts)[None]
+
+
+def _means(counts: Int[np.ndarray, "draw expert"], tokens: float) -> ExpertLoads:
+    tiles = np.array([np.ceil(counts / rows).sum(axis=1).mean() for rows in TILE_ROWS])
+    loads = ((counts > 0).sum(axis=1).mean(), counts.sum(axis=1).mean(), counts.max(axis=1).mean(), tokens, tiles)
+    # Nothing of a draw may fall on the rank; its kernels start all the same.
+    return ExpertLoads(*(np.maximum(part, LEAST_LOAD) for part in loads))
+
+
+def _balanced(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, "token choice"]:
+    stride = math.ceil(experts / top_k)
+    first = np.arange(tokens)[:, None] if tokens >= stride else np.arange(tokens)[:, None] * stride / tokens
+    return ((first + np.arange(top_k)[None] * stride) % experts).astype(np.int32)
+
+
+@cache
+def _uniform(experts: int) -> Float[np.ndarray, "draw expert"]:
+    """Draws between 0 and 1, each part of the range as often as another over all draws of an expert."""
+    rng = np.random.default_rng(experts)
+    parts = rng.permuted(np.tile(np.arange(DRAWS)[:, None], (1, experts)), axis=0)
+    return (parts + rng.random((DRAWS, experts))) / DRAWS
+
+
+def _power_law(tokens: int, experts: int, top_k: int, ranks: int, alpha: float) -> Int[np.ndarray, "draw expert"]:
+    """Choices of every expert, the most loaded rank first."""
+    least, most = (1.0, 0.8 * tokens) if tokens * top_k > experts else (0.01, 2.0)
+    power = 1 - alpha
+    drawn = ((most**power - least**power) * _uniform(experts) + least**power) ** (1 / power)
+    wanted = drawn / drawn.sum(axis=1, keepdims=True) * tokens * top_k
+    counts = np.rint(wanted).astype(np.int64)
+    _settle(counts, tokens, top_k, ranks)
+    return counts
+
+
+def _assigned(counts: Int[np.ndarray, "draw expert"], tokens: int, top_k: int) -> Int[np.ndarray, "draw token choice"]:
+    """Experts from the fullest on fill the first choice of all tokens, then the second."""
+    draws = []
+    for row in counts:
+        order = np.argsort(-row, kind="stable")
+        draws.append(np.repeat(order, row[order])[: tokens * top_k].reshape(top_k, tokens).T)
+    return np.array(draws, np.int32)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _settle(counts, tokens, top_k, ranks):
+    """Cap and complete the counts of every draw, and swap the most loaded rank to the front."""
+    local = counts.shape[1] // ranks
+    for draw in range(len(counts)):
+        row = counts[draw]
+        over = 0
+        for expert in range(len(row)):
+            if row[expert] > tokens:
+                over += row[expert] - tokens
+                row[expert] = tokens
+        _spread(row, over, ranks, tokens)
+        _spread(row, tokens * top_k - row.sum(), ranks, tokens)
+        sums = row.reshape(ranks, local).sum(axis=1)
+        best = int(np.argmax(sums))
+        if best:
+            chosen = row[best * local : (best + 1) * local].copy()
+            row[best * local : (best + 1) * local] = row[:local]
+            row[:local] = chosen
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _counted(chosen, local):
+    """Choices of each of the first experts, [draw, expert]."""
+    counts = np.zeros((chosen.shape[0], local), np.int64)
+    for draw in range(chosen.shape[0]):
+        for expert in chosen[draw].ravel():
+            if expert < local:
+                counts[draw, expert] += 1
+    return counts
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _regrouped(chosen, experts):
+    """Choices after a gate that keeps the groups with the most choices, up to two, and fills up from the first on."""
+    size, top_k = experts // GROUPS, chosen.shape[2]
+    found = np.empty_like(chosen)
+    hits = np.zeros(GROUPS, np.int64)
+    for draw in range(chosen.shape[0]):
+        for token in range(chosen.shape[1]):
+            wanted = chosen[draw, token]
+            hits[:] = 0
+            for expert in wanted:
+                hits[expert // size] += 1
+            kept = np.argsort(-np.minimum(hits, 2), kind="mergesort")[:CHOSEN_GROUPS]
+            place = 0
+            for expert in wanted:
+                if (kept == expert // size).any():
+                    found[draw, token, place] = expert
+                    place += 1
+            for group in np.sort(kept):
+                for expert in range(group * size, (group + 1) * size):
+                    if place < top_k and not (wanted == expert).any():
+                        found[draw, token, place] = expert
+                        place += 1
+    return found
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _spread(row, amount, ranks, most):
+    """Add an amount to the emptiest experts of each rank in turn, or take it from the fullest."""
+    local = len(row) // ranks
+    step = 1 if amount > 0 else -1
+    left = abs(amount)
+    while left > 0:
+        moved = False
+        for rank in range(ranks):
+            at = -1
+            for expert in range(rank * local, (rank + 1) * local):
+                if (step > 0 and row[expert] < most and (at < 0 or row[expert] < row[at])) or (
+                    step < 0 and row[expert] > 0 and (at < 0 or row[expert] > row[at])
+                ):
+                    at = expert
+            if at < 0:
+                continue
+            row[at] += step
+            left -= 1
+            moved = True
+            if left == 0:
+                return
+        if not moved:
+            return

@@ -1,0 +1,106 @@
+"""Files of fitted kernels: a data sheet and, for every kernel, its names, its numbers and its intervals, as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.errors import InputError
+from jaxmoe.hardware.gpu.kernel import Base, FittedKernel, Residual
+from jaxmoe.hardware.gpu.sheet import Sheet
+
+FORMAT = 1
+DIGITS = 4  # of a number: far below what a fit knows of it
+
+
+class KernelFileError(InputError):
+    """A file of kernels that cannot be used, with the reason and the remedy."""
+
+
+@dataclass(frozen=True, eq=False)
+class KnownKernel:
+    """A kernel with its names, and by sizes from which on it is measured over told seconds, lower and upper."""
+
+    kind: str
+    names: Mapping[str, str]
+    fitted: FittedKernel
+    intervals: Sequence[tuple[float, float, float]]
+    told: Mapping[str, Any]  # rows, held-out error: for people
+
+    def interval(self, size: Float[np.ndarray, " row"]) -> tuple[np.ndarray, np.ndarray]:
+        """Factors on told seconds, within which measured ones are in nine cases of ten."""
+        starts = np.array([each[0] for each in self.intervals])
+        at = np.maximum(np.searchsorted(starts, size, side="right") - 1, 0)
+        bounds = np.array([each[1:] for each in self.intervals])
+        return bounds[at, 0], bounds[at, 1]
+
+
+@dataclass(frozen=True, eq=False)
+class KernelFile:
+    """All fitted kernels of one GPU."""
+
+    system: str
+    source: str
+    sheet: Sheet
+    kernels: tuple[KnownKernel, ...]
+
+    def of_kind(self, kind: str) -> list[KnownKernel]:
+        """Kernels of a kind of table."""
+        return [kernel for kernel in self.kernels if kernel.kind == kind]
+
+
+def write_kernels(path: Path, file: KernelFile) -> None:
+    """Write a file of kernels."""
+    sheet = {name: float(getattr(file.sheet, name)) for name in Sheet.__dataclass_fields__}
+    told = {"format": FORMAT, "system": file.system, "source": file.source, "sheet": sheet}
+    lines = [json.dumps(_written(kernel)) for kernel in file.kernels]
+    head = json.dumps(told, indent=1).removesuffix("\n}")
+    path.write_text(head + ',\n "kernels": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n", encoding="utf-8")
+
+
+def _written(kernel: KnownKernel) -> dict[str, Any]:
+    numbers = {"base": _numbers(kernel.fitted.base)}
+    if kernel.fitted.residual is not None:
+        numbers["residual"] = _numbers(kernel.fitted.residual)
+    intervals = [[_short(value) for value in each] for each in kernel.intervals]
+    return {"kind": kernel.kind, **kernel.names, "told": kernel.told, "intervals": intervals, **numbers}
+
+
+def _numbers(part: eqx.Module) -> dict[str, Any]:
+    return {name: _short(np.asarray(getattr(part, name)).tolist()) for name in part.__dataclass_fields__}
+
+
+def _short(value: Any) -> Any:
+    return [_short(each) for each in value] if isinstance(value, list) else float(f"{value:.{DIGITS}g}")
+
+
+def read_kernels(path: Path) -> KernelFile:
+    """Read a file of kernels. Raises `KernelFileError` for one that is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise KernelFileError(f"{path}: has format {data['format']}, expected {FORMAT}; calibrate the machine anew")
+        sheet = Sheet.of(**data["sheet"])
+        return KernelFile(data["system"], data["source"], sheet, tuple(map(_read, data["kernels"])))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise KernelFileError(
+            f"{path}: is no file of kernels ({type(error).__name__}: {error}); write one with jaxmoe calibrate"
+        ) from None
+
+
+def _read(data: dict[str, Any]) -> KnownKernel:
+    parts = {"base": Base, "residual": Residual}
+    made = {
+        name: part(**{key: jnp.asarray(np.asarray(value, np.float32)) for key, value in data.pop(name).items()})
+        for name, part in parts.items()
+        if name in data
+    }
+    kind, told, intervals = (data.pop(name) for name in ("kind", "told", "intervals"))
+    known = [(float(start), float(low), float(high)) for start, low, high in intervals]
+    return KnownKernel(kind, data, FittedKernel(made["base"], made.get("residual")), known, told)

@@ -1,0 +1,225 @@
+"""What the kernels of a GPU move and compute, by the shapes of their operands: products, attention, collectives."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.hardware.gpu.kernel import LEAST, Terms
+from jaxmoe.hardware.gpu.sheet import Sheet
+
+Numbers = Float[Array, "..."]  # rows of any axes, or one number for all
+
+TILE_ROWS = (8, 16, 32, 64, 128)  # of tiles that a fused kernel fills from each expert's own tokens
+TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))  # rows, columns that a library may choose
+
+
+class ExpertLoads(NamedTuple):
+    """What a fused kernel sees of its tokens on one rank.
+
+    `touched` experts have tokens, `slots` choices fall on them, `heaviest` on the one with the most. `tokens` have a
+    choice there. `tiles` are those of each of `TILE_ROWS` rows that experts fill.
+    """
+
+    touched: Any  # [row]: arrays of JAX, or of NumPy where they are rebuilt
+    slots: Any  # [row]
+    heaviest: Any  # [row]
+    tokens: Any  # [row]
+    tiles: Any  # [row, tile]
+
+
+def whole(value: Numbers, unit: Numbers | float | int) -> Numbers:
+    """How many units hold a value, which is not negative; gradients pass as if it were not rounded."""
+    parts = value / unit
+    return parts + jax.lax.stop_gradient(jnp.ceil(parts - 1e-5) - parts)
+
+
+def stacked(parts: Sequence[Numbers]) -> Float[Array, "*row part"]:
+    """Parts of rows as their last axis."""
+    return jnp.stack(jnp.broadcast_arrays(*parts), axis=-1)
+
+
+def excess(value: Numbers, unit: float | int) -> Numbers:
+    """Logarithm of what rounding up to a unit adds."""
+    return jnp.log(whole(value, unit) * unit / value)
+
+
+def _ragged(value: Numbers, unit: float | int) -> Numbers:
+    """1 where a value is no multiple of a unit, else 0."""
+    return jax.lax.stop_gradient(jnp.where(jnp.mod(value, unit) > 0, 1.0, 0.0))
+
+
+def product(
+    rows: Numbers, columns: Numbers, inner: Numbers, sheet: Sheet, precision: str, weight: float, activation: float
+) -> Terms:
+    """Terms of one product [rows, inner] by [inner, columns], with bytes of a weight and of an activation."""
+    weights = columns * inner * weight / sheet.bandwidth
+    vectors = (rows * inner * activation + rows * columns * 2) / sheet.bandwidth
+    of_tile = [2 * tall * wide * inner / sheet.rate(precision) * sheet.processors for tall, wide in TILES]
+    waves = [whole(whole(rows, tall) * whole(columns, wide), sheet.processors) for tall, wide in TILES]
+    blocks = [whole(rows, tall) * whole(columns, wide) / sheet.processors for tall, wide in TILES[1:4:2]]
+    shape = [jnp.log(columns / 1024), jnp.log(inner / 1024), excess(columns, 128), excess(columns, 256)]
+    shape += [excess(inner, 128), jnp.log(columns * inner / 1024**2) ** 2 / 10]
+    # One row more than a multiple costs more than the next multiple does, measured: rows that do not align.
+    shape += [_ragged(rows, unit) for unit in (2, 16, 64, 256)]
+    shape += [_ragged(columns, 256), _ragged(inner, 256), _ragged(whole(columns, 128), 4)]
+    for tall in (64, 128):
+        # A library that picks columns for full waves: the fewest, counted in tiles of 128 columns.
+        fits = [
+            whole(whole(rows, tall) * whole(columns, wide), sheet.processors) * wide / 128
+            for wide in range(16, 257, 16)
+        ]
+        waves.append(jnp.min(stacked(fits), axis=-1))
+        of_tile.append(2 * tall * 128 * inner / sheet.rate(precision) * sheet.processors)
+    return Terms(
+        memory=stacked([weights, vectors]),
+        tiles=stacked([count * seconds for count, seconds in zip(waves, of_tile, strict=True)]),
+        waves=stacked(waves),
+        sizes=stacked([jnp.log(rows), *(jnp.log(count + 0.01) for count in blocks)]),
+        shape=stacked(shape),
+    )
+
+
+MOE_TILES = ((16, 32), (16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 128), (128, 256))
+
+
+def fused_moe(
+    loads: ExpertLoads,
+    hidden: Numbers,
+    inner: Numbers,
+    experts: Numbers,
+    top_k: Numbers,
+    gemms: Numbers | float,
+    sheet: Sheet,
+    precision: str,
+    weight: float,
+    activation: float,
+) -> Terms:
+    """Terms of a fused MoE kernel: the products of all `experts` of a rank, of which `loads` tell what they compute.
+
+    `inner` is the part of the intermediate size on the rank, `gemms` how many products an expert has.
+    """
+    rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
+    matrix = hidden * inner
+    memory = [
+        loads.touched * gemms * matrix * weight / bandwidth,
+        loads.slots * (hidden + inner) * (activation + 2) / bandwidth,
+        loads.tokens * top_k * hidden * 2 / bandwidth,
+    ]
+    tiles, waves = [], []
+    for tall, wide in MOE_TILES:
+        filled = loads.tiles[..., TILE_ROWS.index(tall)]
+        up = whole(filled * whole((gemms - 1) * inner, wide), processors)
+        down = whole(filled * whole(hidden, wide), processors)
+        tiles.append((up * hidden + down * inner) * 2 * tall * wide * processors / rate)
+        waves.append(up + down)
+    padded = [loads.tiles[..., at] * rows * gemms * 2 * matrix / rate for at, rows in enumerate(TILE_ROWS)]
+    longest = loads.heaviest * gemms * 2 * matrix / rate
+    sizes = [jnp.log(value + LEAST) for value in (*padded, longest)]
+    sizes += [jnp.log(loads.touched), jnp.log(loads.slots), jnp.log(loads.tokens)]
+    sizes += [jax.lax.stop_gradient(jnp.where(loads.tokens > experts, 1.0, 0.0))]  # libraries change tiles there
+    shape = [jnp.log(hidden / 4096), jnp.log(inner / 1024), jnp.log(experts / 32), jnp.log(top_k / 4)]
+    return Terms(stacked(memory), stacked(tiles), stacked(waves), stacked(sizes), stacked(shape))
+
+
+QUERY_TILES = (64, 128, 256)  # rows of queries of a tile
+KEY_BLOCKS = (64, 256, 1024, 4096)  # keys that a processor takes at a time while generating
+SHARING = 32  # heads that share the keys that they read
+KNOTS = (1e-4, 1e-2, 0.1, 1.0, 10.0)  # MB: where a collective may change its protocol
+
+
+def prefill(
+    batch: Numbers,
+    tokens: Numbers,
+    heads: Numbers,
+    kv_heads: Numbers,
+    key_size: float | int | Numbers,
+    value_size: float | int | Numbers,
+    window: Numbers,
+    sheet: Sheet,
+    precision: str,
+    cache: float,
+) -> Terms:
+    """Terms of causal attention of new tokens; `window` 0 is none, `cache` the bytes of a cached number.
+
+    With fewer `kv_heads` than heads, the queries of a group of heads share tiles.
+    """
+    rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
+    seen = jnp.where(window > 0, jnp.minimum(window, tokens), tokens)
+    size: Any = key_size + value_size
+    memory = [batch * tokens * heads * size * 2 / bandwidth, batch * tokens * kv_heads * size * (2 + cache) / bandwidth]
+    tiles, waves, sizes = [], [], []
+    for rows in QUERY_TILES:
+        # A tile of queries sees the keys before it, up to its window, and its own triangle in whole.
+        pairs = seen * (tokens - seen) + seen * (seen + rows) / 2
+        blocks = batch * heads * whole(tokens, rows)
+        work = batch * heads * whole(tokens, rows) * rows / tokens * pairs * 2 * size / rate
+        longest = rows * (seen + rows) * 2 * size / rate * processors
+        count = whole(blocks, processors)
+        tiles.append(jnp.maximum(work, longest))
+        waves.append(count)
+        sizes += [jnp.log(longest + LEAST), jnp.log(blocks / processors + 0.01)]
+    packed = [batch * kv_heads * whole(tokens * heads / kv_heads, rows) / processors for rows in QUERY_TILES]
+    sizes += [jnp.log(value + 0.01) for value in packed] + [jnp.log(tokens), jnp.log(seen), jnp.log(batch)]
+    shape = [jnp.log(heads / 16), jnp.log(kv_heads / 4), jnp.log(size / 256), jnp.where(window > 0, 1.0, 0.0)]
+    shape += [jnp.log(heads / kv_heads), jnp.where(kv_heads == heads, 1.0, 0.0), jnp.log(window / 128 + 1) / 4]
+    shape += [jnp.where(heads == kv_heads, 0.0, jnp.where(window > 0, 1.0, 0.0)), (size / 256) - 1]
+    return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
+
+
+def decode(
+    batch: Numbers,
+    cached: Numbers,
+    heads: Numbers,
+    kv_heads: Numbers,
+    key_size: float | int | Numbers,
+    value_size: float | int | Numbers,
+    window: Numbers,
+    sheet: Sheet,
+    precision: str,
+    cache: float,
+    latent: bool = False,
+) -> Terms:
+    """Terms of attention of one new token of each sequence, of which so many are `cached`.
+
+    With `latent`, keys and values are one vector of `key_size` (MLA), else they are apart.
+    """
+    rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
+    seen = jnp.where(window > 0, jnp.minimum(window, cached), cached)
+    vector = key_size if latent else key_size + value_size
+    size: Any = key_size + value_size
+    memory = [batch * seen * kv_heads * vector * cache / bandwidth, batch * heads * size * 2 / bandwidth]
+    group = heads / kv_heads
+    if not latent:  # heads of a larger group read their keys one by one, in some kernels
+        memory.append(jnp.where(group > SHARING, batch * seen * heads * vector * cache / bandwidth, 0.0))
+    tiles, waves, sizes = [], [], []
+    for keys in KEY_BLOCKS:
+        rows = whole(group, 64) * 64
+        blocks = batch * kv_heads * whole(seen, keys)
+        count = whole(blocks, processors)
+        tiles.append(count * processors * keys * rows * 2 * size / rate)
+        waves.append(count)
+        sizes.append(jnp.log(blocks / processors + 0.01))
+    narrow = batch * kv_heads * whole(group, 16) * 16 * seen * 2 * size / rate
+    alone = whole(batch * kv_heads, processors) * seen * vector * cache / bandwidth * processors
+    sizes += [jnp.log(narrow + LEAST), jnp.log(alone + LEAST), jnp.log(seen), jnp.log(batch), jnp.log(cached)]
+    shape = [jnp.log(heads / 16), jnp.log(kv_heads / 4), jnp.log(vector / 256), jnp.where(window > 0, 1.0, 0.0)]
+    shape += [jnp.log(group), jnp.where(group == 1, 1.0, 0.0), jnp.log(window / 128 + 1) / 4, (size / 256) - 1]
+    shape += [jnp.where(group > SHARING, 1.0, 0.0)]
+    return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
+
+
+# Parts of the bytes of a message that pass a GPU's link, by the operation, for n GPUs: (a * n + b) / n.
+PASSED = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
+
+
+def collective(operation: str, bytes_: Numbers, ranks: Numbers, sheet: Sheet) -> Terms:
+    """Terms of a collective over the GPUs of a node, of so many bytes at each."""
+    passed = PASSED[operation] * bytes_ * (ranks - 1) / ranks / sheet.link
+    at_once = bytes_ * (ranks - 1) / sheet.link
+    sizes = [jnp.log(bytes_ / 1e6 + cut) for cut in KNOTS]
+    shape = [jnp.log(ranks / 4), jnp.where(ranks == 2, 1.0, 0.0)]
+    memory, tiles, waves = [passed, bytes_ / sheet.bandwidth], [at_once, passed], [ranks, ranks + 0 * passed]
+    return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))

@@ -1,0 +1,250 @@
+"""Measured tables of GPU kernels: token counts by hand, splits, what is refused, fits of made-up kernels."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, intervals_of, pooled
+from jaxmoe.experiment.measured_kernels.kinds import KINDS
+from jaxmoe.experiment.measured_kernels.prediction import predict
+from jaxmoe.experiment.measured_kernels.scores import by_kind
+from jaxmoe.experiment.measured_kernels.split import FOLDS, folds_of, repeats, series_of
+from jaxmoe.experiment.measured_kernels.tables import read_folder, read_table, write_columns
+from jaxmoe.experiment.measured_kernels.token_counts import loads_of
+from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
+from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
+from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
+
+SHEET = Sheet.of(*SHEETS["h100_sxm"])
+NAMES = {"framework": "TRTLLM", "op_name": "gemm", "kernel_source": "torch_flow", "gemm_dtype": "bfloat16"}
+SIZES, SHAPES = (1, 4, 16, 64, 256, 1024, 4096), [(n, k) for n in (512, 1024, 4096, 8192) for k in (1024, 2048, 7168)]
+
+
+def milliseconds(m: int, n: int, k: int) -> float:
+    """A made-up GPU: 5 us, and the longer of bytes at 2.5 TB/s and FLOPs at 600 TFLOP/s."""
+    return 5e-3 + 1e3 * max(2 * (m * k + n * k + m * n) / 2.5e12, 2 * m * n * k / 6e14)
+
+
+def products(**changed: object) -> list[dict[str, object]]:
+    rows = [{**NAMES, "m": m, "n": n, "k": k, "latency": milliseconds(m, n, k)} for n, k in SHAPES for m in SIZES]
+    return [{**row, **changed} for row in rows]
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+# Token counts.
+
+
+def test_balanced_choices_by_hand():
+    # Four tokens of two choices among eight experts, four apart: 0 4, 1 5, 2 6, 3 7.
+    loads = loads_of(4, 8, 2, 1, "balanced")
+    assert (loads.touched, loads.slots, loads.heaviest, loads.tokens) == (8, 8, 1, 4)
+    half = loads_of(4, 8, 2, 2, "balanced")  # the first rank has experts 0 to 3
+    assert (half.touched, half.slots, half.tokens) == (4, 4, 4)
+    # Two tokens are spread: tokens at 0 and 2, so that experts 0 4 and 2 6 are touched.
+    assert loads_of(2, 8, 2, 1, "balanced").touched == 4
+
+
+def test_remote_choices_that_are_clamped_fall_on_the_first_expert():
+    # Each token has one choice on each of two ranks: the timed rank computes both of them.
+    loads = loads_of(64, 8, 2, 2, "balanced", "clamped")
+    assert (loads.tokens, loads.slots) == (64, 128)
+    assert loads.heaviest == 16 + 64
+
+
+def test_groups_bring_what_is_left_to_the_first_experts():
+    # Token t chooses t + 32 j of 256: one expert in each of eight groups. The first four groups stay, and experts 0 to
+    # 3, or those after them, fill up: the first of eight ranks computes 1 + 4 choices of each token.
+    loads = loads_of(320, 256, 8, 8, "balanced", "grouped")
+    assert loads.slots == 5 * 320
+    assert loads_of(320, 256, 8, 2, "balanced", "grouped").slots == 8 * 320
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (37, 16, 4), (4096, 64, 6)])
+def test_power_laws_keep_every_choice_and_time_the_fullest_rank(tokens, experts, top_k, ranks):
+    loads = loads_of(tokens, experts, top_k, ranks, "power_law_1.2")
+    assert tokens * top_k / ranks <= loads.slots + 1e-9
+    assert loads.heaviest <= tokens
+    if ranks == 1:
+        assert loads.slots == tokens * top_k
+    assert loads.slots >= loads_of(tokens, experts, top_k, ranks, "power_law_1.01").slots * 0.9
+
+
+def test_an_unknown_distribution_is_refused():
+    with pytest.raises(ValueError, match="zipf"):
+        loads_of(4, 8, 2, 1, "zipf")
+
+
+def test_tuned_tiles_are_told_by_gpu_kernel_and_cut():
+    columns = {
+        "num_experts": np.array([8, 8, 8]),
+        "moe_ep_size": np.array([1, 1, 1]),
+        "inter_size": np.array([14336, 14336, 14336]),
+        "moe_tp_size": np.array([2, 1, 2]),
+        "kernel_source": np.array(["sglang_fused_moe_triton"] * 2 + ["moe_torch_flow_cutlass"]),
+        "moe_dtype": np.array(["bfloat16"] * 3),
+        "device": np.array(["NVIDIA H100 80GB HBM3"] * 3),
+    }
+    assert tiles_of(columns).tolist() == ["tuned", "usual", ""]
+
+
+# Splits.
+
+
+def test_whole_shapes_are_held_out():
+    rows = {"n": np.repeat([512, 1024, 2048, 4096, 8192], 4), "k": np.full(20, 1024), "m": np.tile([1, 2, 4, 8], 5)}
+    folds = folds_of(KINDS["gemm"], rows)
+    for n in (512, 1024, 2048, 4096, 8192):
+        assert len(set(folds[rows["n"] == n])) == 1
+    other = {name: np.concatenate([column, column]) for name, column in rows.items()}
+    assert (folds_of(KINDS["gemm"], other)[:20] == folds).all()
+
+
+def test_sizes_are_held_out_where_there_is_one_shape():
+    rows = {"n": np.full(8, 512), "k": np.full(8, 1024), "m": np.arange(1, 9)}
+    assert folds_of(KINDS["gemm"], rows).tolist() == [0, 1, 2, 3] * 2
+    assert FOLDS == 4
+
+
+def test_series_and_repeats():
+    rows = {
+        "n": np.array([1, 1, 2, 1]),
+        "k": np.ones(4),
+        "m": np.array([1, 2, 1, 2]),
+        "gemm_dtype": np.array(["a"] * 4),
+    }
+    rows |= {"framework": np.array(["x"] * 4), "kernel_source": np.array(["y"] * 4)}
+    series = series_of(KINDS["gemm"], rows)
+    assert (series[0] == series[1] == series[3], series[0] == series[2]) == (True, False)
+    assert repeats(KINDS["gemm"], rows).tolist() == [False, False, False, True]
+
+
+def test_intervals_are_quantiles_of_decades_with_rows_enough():
+    size = np.repeat([1.0, 10.0], [300, 20])
+    ratio = np.concatenate([np.linspace(0.9, 1.1, 300), np.full(20, 2.0)])
+    every, small = intervals_of(size, ratio, np.arange(320))
+    assert small == (1.0, pytest.approx(0.91, abs=1e-3), pytest.approx(1.09, abs=1e-3))
+    assert every[0] == 0
+    assert every[2] == 2.0
+    # Of three shapes, the quantiles of 2.5 and 97.5 %.
+    _, few = intervals_of(size, ratio, np.arange(320) % 3)
+    assert few == (1.0, pytest.approx(0.905, abs=1e-3), pytest.approx(1.095, abs=1e-3))
+
+
+# Tables.
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"latency": -1.0}, r"latency is -1 in row 1, and 84 rows are so; remove what is not above 0"),
+        ({"latency": "fast"}, r"the column latency has a value that is no number"),
+        ({"m": 0}, r"m is 0 in row 1"),
+        ({"gemm_dtype": "fp3"}, r"gemm_dtype is 'fp3', expected one of bfloat16"),
+    ],
+)
+def test_wrong_values_are_refused(tmp_path, changed, message):
+    path = written(tmp_path / "gemm.csv", products(**changed))
+    with pytest.raises(OptionError, match=message):
+        read_table(path)
+
+
+def test_copies_of_experts_are_refused(tmp_path):
+    row = {"num_tokens": 4, "hidden_size": 64, "inter_size": 64, "topk": 2, "num_experts": 8, "moe_tp_size": 1}
+    row |= {"moe_ep_size": 2, "moe_dtype": "bfloat16", "framework": "x", "op_name": "moe", "kernel_source": "y"}
+    path = written(tmp_path / "moe.csv", [{**row, "distribution": "power_law_1.01_eplb", "latency": 1}])
+    with pytest.raises(OptionError, match=r"distribution is 'power_law_1.01_eplb', expected balanced, uniform or"):
+        read_table(path)
+
+
+def test_missing_columns_are_named(tmp_path):
+    rows = [{name: value for name, value in row.items() if name != "k"} for row in products()]
+    with pytest.raises(OptionError, match="lacks k of a table of kind gemm; add what is missing"):
+        read_table(written(tmp_path / "gemm.csv", rows))
+    with pytest.raises(OptionError, match="has the columns a, which are of no kind that is known"):
+        read_table(written(tmp_path / "odd.csv", [{"a": 1}]))
+
+
+def test_a_folder_without_tables_and_a_file_that_is_none(tmp_path):
+    with pytest.raises(OptionError, match="has no table of kernels; give a folder SYSTEM"):
+        read_folder(tmp_path)
+    path = tmp_path / "a.parquet"
+    path.write_text("no")
+    with pytest.raises(OptionError, match=r"cannot be read .*; give a Parquet or CSV file"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_another_unit_is_noticed(tmp_path, factor):
+    rows = [{**row, "latency": row["latency"] * factor} for row in products()]
+    table = read_table(written(tmp_path / "gemm.csv", rows))
+    with pytest.raises(OptionError, match="times as long as the data sheet says; latency has to be in ms"):
+        calibrate_tables([table], SHEET, 0, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory) -> KernelFit:
+    """Products of the made-up GPU with 2 % of noise, of which one series is three times slow."""
+    rng = np.random.default_rng(0)
+    rows = [{**row, "latency": row["latency"] * np.exp(0.02 * rng.standard_normal())} for row in products()]
+    rows = [{**row, "latency": row["latency"] * (3 if (row["n"], row["k"]) == (1024, 2048) else 1)} for row in rows]
+    table = read_table(written(tmp_path_factory.mktemp("tables") / "gemm.csv", rows))
+    assert len(list(pooled([table]))) == 1
+    return calibrate_tables([table], SHEET, 0, lambda *_: None)[0]
+
+
+def test_a_made_up_kernel_is_told_on_shapes_that_were_not_fitted(fitted):
+    usual = np.isfinite(fitted.held_out) & ~fitted.slow
+    off = np.abs(fitted.held_out / fitted.measured - 1)[usual]
+    assert off.mean() < 0.12
+    assert np.abs(fitted.roofline / fitted.measured - 1).mean() > 0.4
+    slow = (fitted.rows["n"] == 1024) & (fitted.rows["k"] == 2048)
+    assert (fitted.slow == slow).all()
+    (scores,) = by_kind([fitted])
+    assert (scores["backend"], scores["rows"], scores["slow"]) == ("trtllm", 84, 7)
+
+
+def test_rows_are_predicted_with_an_interval(fitted, tmp_path):
+    told = {"rows": 84}
+    known = KnownKernel("gemm", dict(fitted.kernel), fitted.fitted, [(0.0, 0.9, 1.1)], told)
+    file = KernelFile("h100_sxm", "made up", SHEET, (known,))
+    rows = [{name: value for name, value in row.items() if name != "latency"} for row in products()]
+    table = read_table(written(tmp_path / "gemm.csv", rows), timed=False)
+    found = predict(table, file)
+    assert found.upper == pytest.approx(1.1 * found.seconds)
+    true = np.array([milliseconds(row["m"], row["n"], row["k"]) for row in rows]) * 1e-3
+    usual = ~((table.columns["n"] == 1024) & (table.columns["k"] == 2048))
+    assert np.abs(found.seconds / true - 1)[usual].mean() < 0.1
+
+    # All fitted products were of whole tiles: what is of no whole one has no made-up price.
+    odd = [{**NAMES, "m": 64, "n": 1000, "k": 1500}]
+    (seconds,) = predict(read_table(written(tmp_path / "odd.csv", odd), timed=False), file).seconds
+    assert seconds == pytest.approx(milliseconds(64, 1000, 1500) * 1e-3, rel=0.4)
+
+    other = read_table(written(tmp_path / "other.csv", products(kernel_source="deepgemm")))
+    (note,) = predict(other, file).notes
+    assert "kernel_source deepgemm" in note
+    assert "stands in, its interval may not hold" in note
+    with pytest.raises(OptionError, match=r"has no kernel for .*fp8.*; it has .*bfloat16"):
+        predict(read_table(written(tmp_path / "fp8.csv", products(gemm_dtype="fp8"))), file)
+
+
+def test_columns_are_written_as_they_are_read(tmp_path):
+    columns = {"a": np.array([1, 2]), "b": np.array(["x", "y"])}
+    for name in ("rows.parquet", "rows.csv"):
+        write_columns(tmp_path / name, columns)
+    assert (tmp_path / "rows.csv").read_text().split() == ["a,b", "1,x", "2,y"]
+    from pyarrow import parquet
+
+    assert parquet.read_table(tmp_path / "rows.parquet").to_pydict() == {"a": [1, 2], "b": ["x", "y"]}
