@@ -119,7 +119,7 @@ def test_a_kernel_model_is_named_in_a_scenario_and_replayed(add, scenario, tmp_p
         ("{kind: startup}", "startup_us is missing"),
         ("{kind: startup, startup_us: 1, more: 2}", "more is not a known key"),
         ("{kind: startup, startup_us: soon}", 'startup_us is "soon"; expected a number'),
-        ("{kind: starting}", "expected one of 'tiled', 'measured', 'startup'"),
+        ("{kind: starting}", "expected one of 'tiled', 'measured', 'fitted', 'startup'"),
     ],
 )
 def test_what_a_kernel_model_is_told_is_checked(add, scenario, gemm, told):

@@ -210,9 +210,13 @@ def shipped() -> Path:
 
 def find_kernels(path: str) -> Path:
     """A file of fitted kernels, or the shipped one of its name where there is none at the path."""
-    given = Path(path)
-    beside = shipped() / "hardware" / "kernels" / given.name
-    return beside if not given.exists() and beside.is_file() else given
+    given, own = Path(path), shipped_kernels(path)
+    return own if not given.exists() and own.is_file() else given
+
+
+def shipped_kernels(path: str) -> Path:
+    """Where the shipped file of fitted kernels of this name is, if there is one."""
+    return shipped() / "hardware" / "kernels" / Path(path).name
 
 
 def named_files(folder: Path) -> dict[str, Path]:

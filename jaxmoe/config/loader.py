@@ -18,6 +18,7 @@ from jaxmoe.config.files import (
     put_file,
     read_formatted,
     shipped,
+    shipped_kernels,
     undecided_links,
 )
 from jaxmoe.config.model import ModelConfig, describe_read
@@ -248,11 +249,13 @@ def _find(draft: Draft, key: str, name: str, folder: str, scenario: Path) -> Pat
 
 
 def _anchor(draft: Draft, keys: tuple[str, ...]) -> None:
-    """Make a path, or each of a list, absolute: it starts where it was written."""
+    """Make a path, or each of a list, absolute: it starts where it was written. What ships keeps its short name."""
     path = draft.get(*keys)
     source = draft.source(keys)
     if isinstance(path, str) and path:
-        draft.put(keys, str(source.folder / Path(path).expanduser()), source)
+        here = source.folder / Path(path).expanduser()
+        if here.exists() or not shipped_kernels(path).is_file():
+            draft.put(keys, str(here), source)
     if isinstance(path, list):
         each = [str(source.folder / Path(one).expanduser()) if isinstance(one, str) and one else one for one in path]
         draft.put(keys, each, source)

@@ -19,6 +19,7 @@ from report_folders import write_evaluated
 
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_hardware, load_scenario
+from jaxmoe.experiment.measured_kernels.tables import write_columns
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
@@ -46,6 +47,23 @@ LONG = (
     "plan place",
     "plan advise",
 )  # also when they are shorter
+
+
+KERNEL_ROW = {
+    "framework": "SGLang",
+    "version": "0.5.14",
+    "op_name": "moe",
+    "kernel_source": "sglang_fused_moe_triton",
+    "moe_dtype": "fp8_block",
+    "num_tokens": 64,
+    "hidden_size": 7168,
+    "inter_size": 2048,
+    "topk": 8,
+    "num_experts": 256,
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "distribution": "balanced",
+}
 
 
 def commands(group: typer.core.TyperGroup, name: str = "") -> Iterator[tuple[str, str]]:
@@ -110,6 +128,7 @@ def desk(tmp_path, monkeypatch):
         experts = np.random.default_rng(seed).permuted(np.tile(np.arange(8), (32, 1)), axis=1)
         write_slot_plan(tmp_path / name, "vllm_ascend", SlotPlan(np.tile(experts, 2), 16, 8, tuple(range(32)), 32))
     write_evaluated(tmp_path / "runs" / "evaluated")
+    write_columns(tmp_path / "moe_perf.parquet", {key: np.array([value]) for key, value in KERNEL_ROW.items()})
     return tmp_path
 
 

@@ -199,7 +199,7 @@ MACHINES = {
     "{kind: loop, nodes: 4}": ["hardware.link is missing"],
     "{kind: lop}": ["hardware.kind is \"lop\"; expected one of 'mesh'", "'graph', 'loop'"],
     MACHINE.replace("factor: 3", "factor: 0"): ["hardware.die.gemm.factor is 0; expected a number greater than 0"],
-    MACHINE.replace("kind: slow", "kind: slo"): ["hardware.die.gemm.kind is \"slo\"", "'tiled', 'measured', 'slow'"],
+    MACHINE.replace("kind: slow", "kind: slo"): ["hardware.die.gemm.kind is \"slo\"", "'measured', 'fitted', 'slow'"],
 }  # fmt: skip
 
 
