@@ -56,7 +56,7 @@ def sweeps(kept_scenario, tmp_path_factory):
     path.write_text(yaml.safe_dump({"scenario": str(kept_scenario), "axes": AXES}, sort_keys=False))
 
     def command(out: Path, log: Path) -> list[str]:
-        return [sys.executable, "-c", SCRIPT, str(log), str(CHUNK), "sweep", str(path), "--out", str(out)]
+        return [sys.executable, "-c", SCRIPT, str(log), str(CHUNK), "sweep", str(path), "--out", str(out), "--quiet"]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(place / "compiled"))
