@@ -69,7 +69,7 @@ def _with_kernels(hardware: HardwareConfig, fits: Sequence[KernelFit]) -> Hardwa
 
 
 def _odd(fits: Iterable[KernelFit]) -> list[str]:
-    """What is odd in the rows of kernels, a line each."""
+    """Oddities in the rows of kernels, a line each."""
     notes = []
     for fit in fits:
         name = f"{fit.kind.name} {' '.join(filter(None, fit.kernel.values()))}"

@@ -1,4 +1,4 @@
-"""What a command prints, for other programs: its tables as CSV or LaTeX, or its summary as JSON."""
+"""The output of a command for other programs: its tables as CSV or LaTeX, or its summary as JSON."""
 
 import csv
 import io

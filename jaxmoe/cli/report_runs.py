@@ -51,7 +51,7 @@ def _check_kinds(results: Sequence[Path], commands: Sequence[str]) -> None:
 
 
 def _names(results: Sequence[Path]) -> list[str]:
-    """What runs are called: their folders, with as much of the path as tells them apart."""
+    """Names of runs: their folders, with as much of the path as tells them apart."""
     paths = [folder.resolve().parts[1:] for folder in results]
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(path[-length:]) for path in paths]

@@ -50,7 +50,7 @@ class KernelFit:
 
     @property
     def size(self) -> Float[np.ndarray, " row"]:
-        """What a series runs over."""
+        """The size that a series runs over."""
         return np.asarray(self.rows[self.kind.size], float)
 
 
@@ -209,7 +209,7 @@ def calibrate_tables(tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, r
 
 
 def kernel_file(system: str, fits: Sequence[KernelFit]) -> KernelFile:
-    """What a machine keeps of fits: numbers, intervals and where they come from."""
+    """The part of fits that a machine keeps: numbers, intervals and where they come from."""
     rows = sum(len(fit.measured) for fit in fits)
     return KernelFile(system, f"{SOURCE}: {system}, {rows} rows", sheet_of(system), tuple(map(_known, fits)))
 

@@ -37,7 +37,7 @@ class Recipe(NamedTuple):
     units: float
 
 
-class Rows(NamedTuple):
+class FittedRows(NamedTuple):
     """Terms and logarithms of measured seconds of some rows, with the weight that each has."""
 
     terms: Terms
@@ -48,7 +48,7 @@ def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe, seed: int) -> tuple[F
     """The kernel of these rows: its base alone, and with a residual, which moves the base a little."""
     # Rows are repeated up to one of few sizes, which fits of other kernels share; none of the repeated ones is drawn.
     at = np.minimum(np.arange(padded_size(len(seconds), *SIZES)), len(seconds) - 1)
-    rows = Rows(
+    rows = FittedRows(
         Terms(*(jnp.asarray(part[at], jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds[at], jnp.float32))
     )
     rng = np.random.default_rng(seed)
@@ -148,7 +148,7 @@ def _unscaled(residual: Residual, scale: Scale) -> Residual:
     )
 
 
-def _loss(log: Array, rows: Rows) -> Array:
+def _loss(log: Array, rows: FittedRows) -> Array:
     return optax.huber_loss(log - rows.log, delta=OUTLIER).mean() / OUTLIER
 
 
@@ -158,7 +158,7 @@ def _penalty(residual: Residual, by_shape: Array, units: Array) -> Array:
 
 
 @jax.jit
-def _descend(base: Base, rows: Rows, draws: Array) -> Base:
+def _descend(base: Base, rows: FittedRows, draws: Array) -> Base:
     optimiser = optax.adam(optax.cosine_decay_schedule(BASE_RATE, draws.shape[0]))
 
     def step(state, at):
@@ -174,7 +174,7 @@ def _descend(base: Base, rows: Rows, draws: Array) -> Base:
 
 @jax.jit
 def _descend_scaled(
-    kernel: FittedKernel, scale: Scale, rows: Rows, draws: Array, penalties: Float[Array, "2"]
+    kernel: FittedKernel, scale: Scale, rows: FittedRows, draws: Array, penalties: Float[Array, "2"]
 ) -> FittedKernel:
     schedule = optax.warmup_cosine_decay_schedule(0, RATE, 100, draws.shape[0], RATE * 0.01)
     optimiser = optax.adam(schedule)

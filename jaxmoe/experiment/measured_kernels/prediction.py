@@ -21,7 +21,7 @@ LOOSE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class KernelTimes:
     """Seconds of every row, with the bounds of a 90 % interval; and notes on rows that another kernel stands in for."""
 
     seconds: Float[np.ndarray, " row"]
@@ -30,7 +30,7 @@ class Prediction:
     notes: tuple[str, ...]
 
 
-def predict(table: MeasuredTable, file: KernelFile) -> Prediction:
+def predict(table: MeasuredTable, file: KernelFile) -> KernelTimes:
     """Seconds of all rows of a table.
 
     Raises `OptionError` where the file has no kernel of the table's kind, operation and precision.
@@ -59,7 +59,7 @@ def predict(table: MeasuredTable, file: KernelFile) -> Prediction:
         found = seconds_of(kernel.fitted, terms_of(kind, some, file.sheet, names))
         low, high = kernel.interval(np.asarray(some[kind.size], float))
         seconds[at], lower[at], upper[at] = found, found * low, found * high
-    return Prediction(seconds, lower, upper, tuple(notes))
+    return KernelTimes(seconds, lower, upper, tuple(notes))
 
 
 def _nearest(names: Mapping[str, str], known: list[KnownKernel]) -> KnownKernel | None:

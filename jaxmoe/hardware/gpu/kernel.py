@@ -22,7 +22,7 @@ SHARPNESS = (1.0, 8.0)  # of the overlap of memory and compute: one after the ot
 
 
 class Terms(NamedTuple):
-    """What launches of a kernel take at the rates of a data sheet. All but `shape` grow with tokens, or stay.
+    """Launches of a kernel at the rates of a data sheet. All but `shape` grow with tokens, or stay.
 
     `memory`: seconds of each kind of bytes; `tiles`, `waves`: for each tile that a library may choose, seconds of
     whole tiles at the peak rate, and rounds of tiles over the processors; `sizes`: logarithms of counts; `shape`:
@@ -101,6 +101,6 @@ class FittedKernel(eqx.Module):
 
 
 def rising_inputs(terms: Terms, log: Float[Array, "*row"]) -> Float[Array, "*row rising"]:
-    """What the residual sees of terms that grow with tokens, beside the logarithm of the base."""
+    """The inputs of the residual from terms that grow with tokens, beside the logarithm of the base."""
     logs = (jnp.log(terms.memory + LEAST), jnp.log(terms.tiles + LEAST), jnp.log(terms.waves + 0.1), terms.sizes)
     return jnp.concatenate([log[..., None], *logs], axis=-1)

@@ -1,4 +1,4 @@
-"""What the data sheet of a GPU says: peak rates, bandwidths, processors."""
+"""The data sheet of a GPU: peak rates, bandwidths, processors."""
 
 import equinox as eqx
 import jax.numpy as jnp

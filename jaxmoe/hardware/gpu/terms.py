@@ -1,4 +1,4 @@
-"""What the kernels of a GPU move and compute, by the shapes of their operands: products, attention, collectives."""
+"""Bytes and FLOPs of the kernels of a GPU, by the shapes of their operands: products, attention, collectives."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))  # rows, columns
 
 
 class ExpertLoads(NamedTuple):
-    """What a fused kernel sees of its tokens on one rank.
+    """Loads of experts as a fused kernel has them on one rank.
 
     `touched` experts have tokens, `slots` choices fall on them, `heaviest` on the one with the most. `tokens` have a
     choice there. `tiles` are those of each of `TILE_ROWS` rows that experts fill.

@@ -37,7 +37,7 @@ class ComparedRun:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What it was told, by key: the resolved configuration, its layers and its version."""
+        """Its settings, by key: the resolved configuration, its layers and its version."""
         versions = {f"version of {name}": self.summary.get("versions", {}).get(name) for name in ("jaxmoe", "jax")}
         about = {"command": self.summary["command"], "layers": self.summary.get("layer_ids"), **versions}
         return about | _flat(self.summary["scenario"])
