@@ -97,7 +97,8 @@ class OpenSection(Section):
         section = cls.named(name)
         if section is None:
             known = ", ".join(map(repr, cls.names()))
-            told = {"discriminator": repr(cls.tag), "tag": str(name), "expected_tags": known}
+            tag = str(name).encode(errors="backslashreplace").decode()  # pydantic takes no half of a surrogate pair
+            told = {"discriminator": repr(cls.tag), "tag": tag, "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", told)
         return section.model_validate({cls.tag: name, **data})
 

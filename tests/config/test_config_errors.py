@@ -192,6 +192,12 @@ BAD_FILES = {
         "random",
         ['trace.kind is "random"', "'file', 'synthetic'", "Write the trace as a mapping"],
     ),
+    "kind of half a pair": (
+        "workloads/plain.yaml",
+        "kind: synthetic",
+        'kind: "\\ud800"',
+        ['trace.kind is "\\ud800"', "'file', 'synthetic'"],
+    ),
     "no kind": (
         "workloads/plain.yaml",
         "kind: synthetic, ",
