@@ -19,7 +19,7 @@ DESCRIPTIONS = LEAVES | {"hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network"}
 DECIDED = TIMES | {"compiling", "engine"}
-RUNS = DECIDED | {"methods", "tune", "des", "config", "memory"}
+RUNS = DECIDED | {"methods", "tune", "des", "config", "memory", "serving"}
 
 # Beside itself, each package may import these. "" is the top: `__init__`, which only hands on, and `__main__`.
 ALLOWED = {
@@ -44,6 +44,7 @@ ALLOWED = {
     "tune": DECIDED | {"methods"},  # methods: whose numbers may be tuned
     "methods": DECIDED | {"des"},  # des: a system carries out what it decided there
     "des": {"errors", "registry", "threads", "units", "hardware", "models", "traces", "placement"},
+    "serving": {"errors", "relax", "hardware", "models"},
     "report": {"errors", "extras", "files", "hardware"},
     "config": {
         "errors",

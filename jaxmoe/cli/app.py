@@ -89,6 +89,7 @@ def evaluate(
     plan: options.Plans = None,
     overrides: options.Overrides = None,
     layers: options.Layers = None,
+    phase: options.Phase = None,
     wide: options.Wide = False,
     csv: options.Csv = None,
     latex: options.Latex = None,
@@ -97,6 +98,9 @@ def evaluate(
     verbose: options.Verbose = False,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace.
+
+    With --phase, time a step of the whole model as the scenario's deployment serves it, by kernels that were measured:
+    its parts, time to first token and per token, memory, other layouts, and the line that starts the engine.
 
     Energies are told where the machine states them, as in hardware.link.energy_pJ_per_B or hardware.die.idle_W.
 

@@ -1,7 +1,7 @@
 """Arguments and options of the commands. Choices are listed here, so that they are checked before JAX is loaded."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,6 +28,10 @@ Layers = Annotated[
     typer.Option(
         "--layers", metavar="N,N,..", help="These layers, as numbered in the full model, in place of evaluation.layers."
     ),
+]
+Phase = Annotated[
+    Literal["prefill", "decode"] | None,
+    typer.Option("--phase", help="Time a step of the whole model as its deployment serves it.", show_default=False),
 ]
 Optimiser = Annotated[
     str,

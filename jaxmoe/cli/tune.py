@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from jaxmoe.cli import tune_hardware
+from jaxmoe.cli import evaluate_phase, tune_hardware
 from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
 from jaxmoe.cli.comparison_output import comparison_warnings, print_comparison, print_topics, print_warnings
 from jaxmoe.cli.progress import progress_bars
@@ -100,9 +100,14 @@ def evaluate(
     plan: list[str] | None,
     overrides: list[str] | None,
     layers: str | None,
+    phase: str | None,
     wide: bool,
 ) -> None:
-    """Time the usual placements, and given plans, on batches drawn from the trace."""
+    """Time the usual placements, and given plans, on batches drawn from the trace; with `phase`, the whole model."""
+    if phase is not None:
+        refused = {"--trace": trace, "--plan": plan, "--layers": layers, "--wide": wide}
+        evaluate_phase.run(folder, config, overrides, phase, refused)
+        return
     with StageTimer() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)

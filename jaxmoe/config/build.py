@@ -184,7 +184,7 @@ def build_even_parts(scenario: Scenario) -> EvenParts:
     FFNs count FLOPs as `costs.ffn_flops` says, attention two for each weight and for each product with the context.
     """
     model, costs = build_model(scenario.model), scenario.costs
-    context, widths = scenario.workload.context_tokens, element_bytes(scenario)
+    context, widths = model.context_read(scenario.workload.context_tokens), element_bytes(scenario)
 
     def ffn(parameters: Number) -> EvenPart:
         flops = parameters / 3 * FFN_FLOPS[costs.ffn_flops]  # a gated FFN is three matrices

@@ -64,6 +64,20 @@ class GroupedQueryConfig(Section):
     heads: Count = Field(description="the number of query heads", examples=[32])
     kv_heads: Count = Field(description="the number of key and value heads", examples=[8])
     head_size: Count = Field(description="the length of one head", examples=[128])
+    window: Count | None = Field(
+        default=None,
+        description="the number of tokens before it that a token reads in windowed_layers, or null for all",
+        examples=[128],
+    )
+    windowed_layers: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="the number of layers whose tokens read a window alone", examples=[18]
+    )
+
+    @model_validator(mode="after")
+    def _windows_have_a_size(self) -> "GroupedQueryConfig":
+        if self.windowed_layers and self.window is None:
+            raise RuleError(("window",), None, "a number of tokens", "Give window, or leave windowed_layers out")
+        return self
 
     @model_validator(mode="after")
     def _groups_are_equal(self) -> "GroupedQueryConfig":
@@ -84,6 +98,11 @@ class LatentConfig(Section):
     nope_size: Count = Field(description="the part of a head's query without position", examples=[128])
     rope_size: Count = Field(description="the part of a head's query with position", examples=[64])
     value_size: Count = Field(description="the length of a head's value", examples=[128])
+    attends: Count | None = Field(
+        default=None,
+        description="the number of tokens of its context that a token reads at most, or null for all",
+        examples=[2048],
+    )
 
 
 class BytesConfig(Section):

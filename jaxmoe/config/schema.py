@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, Section, Seed
 from jaxmoe.config.composition import DIVIDING, check_network, check_together
+from jaxmoe.config.deployment import DeploymentConfig
 from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig, MeshConfig, WafersConfig
 from jaxmoe.config.systems import SystemConfig
@@ -241,6 +242,11 @@ class Scenario(Section):
         f"{', '.join([*SystemConfig.known][2:-1])} or {[*SystemConfig.known][-1]}",
     )
     tuning: TuningConfig = Field(default=TuningConfig(), description="the settings of the tuner as a mapping")
+    deployment: DeploymentConfig | None = Field(
+        default=None,
+        description="how the whole model is served on GPUs, as a mapping, or null for its layers alone",
+        examples=[{"backend": "sglang", "tensor": 8}],
+    )
     seed: Seed = Field(default=0, description="the default seed", examples=[0])
 
     @model_validator(mode="after")

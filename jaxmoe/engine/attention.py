@@ -102,13 +102,14 @@ def grouped_attention(
     projections = 2.0 * moe.attention_parameters / group_size
     attention = moe.attention
     assert attention is not None  # or its parameters could not be counted
-    context = 2.0 * attention.context_products * context_tokens / group_size
+    read = moe.context_read(context_tokens)
+    context = 2.0 * attention.context_products * read / group_size
     kv_bytes = bytes_per_element if kv_bytes_per_element is None else kv_bytes_per_element
     copies = min(group_size, attention.kv_heads) if isinstance(attention, GroupedQueryAttention) else 1
     return GroupedAttention(
         flops_per_token=_number(projections / linear_speedup + context),
         weight_bytes=_number(moe.attention_parameters * weight_bytes_per_element / group_size),
-        context_bytes=_number(attention.cache_elements * context_tokens * kv_bytes / copies),
+        context_bytes=_number(attention.cache_elements * read * kv_bytes / copies),
         vector_bytes=_number(moe.hidden_size * bytes_per_element),
         groups=_number(float(groups)),
         all_reduce=all_reduce,

@@ -75,7 +75,7 @@ def read_fields(config: dict[str, Any], name: str, given: Mapping[str, Any] | No
         dense_size=fields.number(DENSE_SIZE) if len(moe_layers) < num_layers else None,
         expert_groups=groups[0],
         groups_per_token=groups[1],
-        attention=_attention(fields),
+        attention=_attention(fields, num_layers),
         attention_layers=None if mixers is None or {*mixers} == {"attention"} else mixers.count("attention"),
         vocabulary_size=fields.number(VOCABULARY),
         tied_embeddings=fields.flag("tied_embeddings", "tie_word_embeddings"),
@@ -185,7 +185,7 @@ def _shared_experts(fields: Fields, expert_size: int) -> SharedExperts | None:
     return SharedExperts(count, size or expert_size)
 
 
-def _attention(fields: Fields) -> Attention | None:
+def _attention(fields: Fields, num_layers: int) -> Attention | None:
     """Latent attention where a rank of keys and values is stated, else grouped-query; `None` without heads."""
     heads = fields.number(HEADS)
     if heads is None:
@@ -193,7 +193,16 @@ def _attention(fields: Fields) -> Attention | None:
     if fields.value("kv_lora_rank") is not None and fields.value("use_mla") is not False:
         return _latent(fields, heads)
     head_size = fields.number(HEAD_SIZE) or fields.required(HIDDEN_SIZE) // heads
-    return GroupedQueryAttention(heads, fields.number(KV_HEADS, most=heads) or heads, max(head_size, 1))
+    kv_heads = fields.number(KV_HEADS, most=heads) or heads
+    return GroupedQueryAttention(heads, kv_heads, max(head_size, 1), *_window(fields, num_layers))
+
+
+def _window(fields: Fields, num_layers: int) -> tuple[int | None, int]:
+    """The window of attention and how many layers have it, where both are stated."""
+    kinds = fields.by_layer("attention", "layer_types", num_layers) or ()
+    layers = sum("sliding" in str(kind) for kind in kinds)
+    window = fields.named("attention", "sliding_window") if layers else None
+    return (None, 0) if window is None else (window, layers)
 
 
 def _latent(fields: Fields, heads: int) -> LatentAttention:
@@ -209,6 +218,7 @@ def _latent(fields: Fields, heads: int) -> LatentAttention:
         nope_size=size("qk_nope_head_dim"),
         rope_size=size("qk_rope_head_dim"),
         value_size=size("v_head_dim"),
+        attends=fields.named("attention", "index_topk"),
     )
 
 
@@ -284,7 +294,9 @@ def _not_counted(fields: Fields, model: MoEModel, mixers: list[str] | None) -> I
         yield "the output gate of the attention"
     if model.vocabulary_size is None:
         yield f"embeddings (no field of {', '.join(VOCABULARY.names)})"
-    if windows := [kind for kind in _listed(fields.value("layer_types")) if re.search("sliding|chunked", str(kind))]:
+    kinds = _listed(fields.value("layer_types"))
+    read = isinstance(model.attention, GroupedQueryAttention) and model.attention.window
+    if windows := [kind for kind in kinds if re.search("chunked" if read else "sliding|chunked", str(kind))]:
         yield f"the window of {len(windows)} layers, which read the whole context here ({fields.path('layer_types')})"
     if unread := [path for name, path in _unread_sizes(fields) if not (others and OF_MIXERS.search(name))]:
         yield f"what these sizes belong to: {', '.join(unread)}"

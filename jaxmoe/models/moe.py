@@ -16,6 +16,13 @@ class GroupedQueryAttention:
     heads: int
     kv_heads: int
     head_size: int
+    window: int | None = None  # tokens before it that a token reads in `windowed_layers`, where it reads all elsewhere
+    windowed_layers: int = 0
+
+    def windows(self, layers: int) -> tuple[tuple[int, int], ...]:
+        """Pairs of a window, 0 for none, and how many of so many layers have it."""
+        pairs = ((0, layers - self.windowed_layers), (self.window or 0, self.windowed_layers))
+        return tuple(pair for pair in pairs if pair[1])
 
     def parameters(self, hidden_size: int) -> int:
         """Weights of the query, key, value and output projections."""
@@ -46,6 +53,7 @@ class LatentAttention:
     nope_size: int
     rope_size: int
     value_size: int
+    attends: int | None = None  # tokens of its context that a token reads at most, as an indexer picks them; None: all
 
     def parameters(self, hidden_size: int) -> int:
         """Weights of the projections down to the ranks and up again, and of the output."""
@@ -150,6 +158,13 @@ class MoEModel:
         moe = self.num_experts * self.expert_parameters + self.shared_expert_parameters + router
         attention = self.num_attention_layers * self.attention_parameters
         return len(self.moe_layer_ids) * moe + self._dense_layers() + attention + self.embedding_parameters
+
+    def context_read(self, context: float | int) -> float | int:
+        """Tokens that one token reads of so many in its context, on average over layers with attention."""
+        attention, layers = self.attention, self.num_attention_layers
+        if isinstance(attention, GroupedQueryAttention):
+            return sum(count * min(context, window or context) for window, count in attention.windows(layers)) / layers
+        return context if attention is None or attention.attends is None else min(context, attention.attends)
 
     @property
     def num_attention_layers(self) -> int:

@@ -9,6 +9,7 @@ from .mesh_loads import plot_mesh_loads as plot_mesh_loads
 from .network import plot_network as plot_network
 from .network import plot_traffic as plot_traffic
 from .scatter import plot_model_vs_simulation as plot_model_vs_simulation
+from .serving import plot_serving as plot_serving
 from .timeline import GanttRow as GanttRow
 from .timeline import plot_gantt as plot_gantt
 from .trace_curves import plot_coverage as plot_coverage

@@ -282,9 +282,7 @@ NEWER = {
         CONFIGS["kimi-k2"] | {"quantization_config": KIMI_INT4}, 1026e9, (4.5 / 8, 2, 2, 2, 2)
     ),
     # The model card's table 1 has MLP, attention and embeddings. 4 bits, and one byte for each 32 weights.
-    "gpt-oss-120b": Published(
-        GPT_OSS_120B, (114.71 + 0.96 + 1.16) * 1e9, (4.25 / 8, 2, 2, 2, 2), ("the window of 18 layers",)
-    ),
+    "gpt-oss-120b": Published(GPT_OSS_120B, (114.71 + 0.96 + 1.16) * 1e9, (4.25 / 8, 2, 2, 2, 2), ()),
     "llama-4-maverick": Published(CONFIGS["llama-4-maverick"], 400e9, BF16, ("the part that vision_config describes",)),
     "deepseek-v3.1": Published(
         DEEPSEEK_V3 | {"quantization_config": FP8 | {"scale_fmt": "ue8m0"}},

@@ -7,9 +7,13 @@ SIZES = {
     "deepseek-v2-lite": (15.7, 2.4, "DeepSeek-V2, arXiv 2405.04434, appendix B"),
     "deepseek-v2": (236, 21, "DeepSeek-V2, arXiv 2405.04434"),
     "deepseek-v3": (671, 37, "DeepSeek-V3, arXiv 2412.19437"),
+    # The active ones of GLM-5 and MiniMax-M2.5 are published in two digits, and it is not said what they leave out.
+    "glm-5": (744, None, "GLM-5 model card"),
+    "gpt-oss-120b": (116.8, 5.1, "gpt-oss model card, arXiv 2508.10925, table 1"),
     "gpt-oss-20b": (20.9, 3.6, "gpt-oss model card, arXiv 2508.10925, table 1"),
     "kimi-k2": (1040, 32.6, "Kimi K2, arXiv 2507.20534, table 2"),
     "llama-4-maverick": (400, 17, "Llama 4 model card"),
+    "minimax-m2.5": (230, None, "MiniMax-M2 model card"),
     "mixtral-8x22b": (141, 39, "Mistral AI, Cheaper, Better, Faster, Stronger"),
     "mixtral-8x7b": (46.7, 12.9, "Mistral AI, Mixtral of experts"),
     "olmoe-1b-7b": (6.9, 1.3, "OLMoE, arXiv 2409.02060"),
@@ -22,7 +26,7 @@ SIZES = {
 }
 
 # Their active parameters leave out the table that tokens are looked up in.
-WITHOUT_INPUT_TABLE = {"deepseek-v2-lite", "gpt-oss-20b"}
+WITHOUT_INPUT_TABLE = {"deepseek-v2-lite", "gpt-oss-120b", "gpt-oss-20b"}
 
 ROPE = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 
@@ -184,6 +188,7 @@ CONFIGS = {
         "num_key_value_heads": 8,
         "num_local_experts": 32,
         "quantization_config": {"quant_method": "mxfp4"},
+        "sliding_window": 128,
         "tie_word_embeddings": False,
         "vocab_size": 201088,
     },
@@ -277,4 +282,58 @@ CONFIGS = {
         "num_hidden_layers": 94,
     },
     "qwen3-30b-a3b": QWEN3_30B,
+    "gpt-oss-120b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "experts_per_token": 4,
+        "head_dim": 64,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "num_local_experts": 128,
+        "quantization_config": {"quant_method": "mxfp4"},
+        "sliding_window": 128,
+        "tie_word_embeddings": False,
+        "vocab_size": 201088,
+    },
+    "minimax-m2.5": {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "model_type": "minimax_m2",
+        "head_dim": 128,
+        "hidden_size": 3072,
+        "intermediate_size": 1536,
+        "num_attention_heads": 48,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 8,
+        "num_local_experts": 256,
+        "quantization_config": FP8,
+        "tie_word_embeddings": False,
+        "vocab_size": 200064,
+    },
+    "glm-5": DEEPSEEK_V3
+    | {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "hidden_size": 6144,
+        "index_head_dim": 128,
+        "index_n_heads": 32,
+        "index_topk": 2048,
+        "intermediate_size": 12288,
+        "n_group": 1,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 78,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "quantization_config": None,
+        "topk_group": 1,
+        "v_head_dim": 256,
+        "vocab_size": 154880,
+    },
 }

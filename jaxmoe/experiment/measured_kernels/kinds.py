@@ -11,6 +11,7 @@ from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of
 from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
 from jaxmoe.hardware.gpu import terms
 from jaxmoe.hardware.gpu.kernel import Terms
+from jaxmoe.hardware.gpu.latent import DEEPSEEK_V3, latent_decode, latent_prefill, with_projections
 from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, RATE, WEIGHT_BYTES, Sheet
 
 Columns = Mapping[str, np.ndarray]
@@ -114,17 +115,11 @@ def _decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
     return terms.decode(batch, step + 1, heads, kv_heads, size, size, window, sheet, kernel["attn_dtype"], cache)
 
 
-# MLA of DeepSeek-V3.
-LATENT, ROTARY, NOPE, VALUE, QUERY_RANK, HIDDEN = 512, 64, 128, 128, 1536, 7168
-
-
 def _mla_prefill(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
     batch, tokens, heads = _floats(rows, "batch_size", "isl", "num_heads")
     cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
-    precision = "bfloat16"
-    size = jnp.full_like(heads, NOPE + ROTARY)
-    found = terms.prefill(batch, tokens, heads, heads, size, VALUE, jnp.zeros_like(heads), sheet, precision, cache)
-    return _joined(found, rows, kernel, sheet, batch * tokens, heads, absorbed=False)
+    found = latent_prefill(batch, tokens, heads, DEEPSEEK_V3, sheet, cache)
+    return _joined(found, kernel, sheet, batch * tokens, heads)
 
 
 def _mla_decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
@@ -132,36 +127,15 @@ def _mla_decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms
     if kernel["op_name"] == "mla_generation" and "gemm_type" in rows:
         step = _floats(rows, "isl")[0]  # these tables state the cached tokens there
     cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
-    one, size = jnp.ones_like(heads), jnp.full_like(heads, LATENT + ROTARY)
-    found = terms.decode(batch, step + 1, heads, one, size, LATENT, 0 * one, sheet, "bfloat16", cache, latent=True)
-    return _joined(found, rows, kernel, sheet, batch, heads, absorbed=True)
+    found = latent_decode(batch, step + 1, heads, DEEPSEEK_V3, sheet, cache)
+    return _joined(found, kernel, sheet, batch, heads)
 
 
-def _joined(
-    found: Terms,
-    rows: Columns,
-    kernel: Mapping[str, str],
-    sheet: Sheet,
-    tokens: jnp.ndarray,
-    heads: jnp.ndarray,
-    absorbed: bool,
-) -> Terms:
+def _joined(found: Terms, kernel: Mapping[str, str], sheet: Sheet, tokens: jnp.ndarray, heads: jnp.ndarray) -> Terms:
     """Terms of attention with those of the projections around it, where a row times the whole module."""
     if "gemm_type" not in kernel:
         return found
-    precision = kernel["gemm_type"]
-    shared = HIDDEN * (QUERY_RANK + LATENT + ROTARY)
-    of_head = QUERY_RANK * (NOPE + ROTARY) + LATENT * (NOPE + VALUE) + VALUE * HIDDEN
-    weights = shared + heads * of_head
-    work = 2 * tokens * weights / sheet.rate(precision)
-    moved = weights * WEIGHT_BYTES[precision] / sheet.bandwidth
-    vectors = tokens * (HIDDEN + heads * (NOPE + ROTARY)) * 2 / sheet.bandwidth
-    padded = terms.whole(tokens, 128) * 128 / tokens * work
-    return found._replace(
-        memory=jnp.concatenate([found.memory, terms.stacked([moved, vectors])], axis=-1),
-        tiles=found.tiles + padded[:, None],
-        sizes=jnp.concatenate([found.sizes, terms.stacked([jnp.log(work), jnp.log(padded), jnp.log(tokens)])], -1),
-    )
+    return with_projections(found, tokens, heads, DEEPSEEK_V3, sheet, kernel["gemm_type"])
 
 
 def _collective(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:

@@ -132,9 +132,9 @@ def _attention(setting: DeploymentSetting) -> EvenPart:
             "system expert_streaming times attention, which the model does not give; set attention: false"
         )
     numbers = (
-        2.0 * (moe.attention_parameters + setting.context_tokens * kind.context_products),
+        2.0 * (moe.attention_parameters + moe.context_read(setting.context_tokens) * kind.context_products),
         moe.attention_parameters * setting.bytes.attention,
-        setting.context_tokens * kind.cache_elements * setting.bytes.kv,
+        moe.context_read(setting.context_tokens) * kind.cache_elements * setting.bytes.kv,
     )
     return EvenPart(*(jnp.asarray(float(number)) for number in numbers))
 

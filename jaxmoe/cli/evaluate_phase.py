@@ -1,0 +1,155 @@
+"""`jaxmoe evaluate --phase`: a step of the whole model as it is deployed on GPUs, and what its users wait for."""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from jaxmoe.cli.comparison_output import WIDTH, new_table, print_table, print_warnings
+from jaxmoe.cli.session import OutputFolder
+from jaxmoe.config import Scenario, load_scenario, resolved
+from jaxmoe.experiment.deployment import Deployed, deployed, other_layouts
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.report import plot_serving
+from jaxmoe.report.style import aligned
+from jaxmoe.serving.closed_loop import Served, Users, serve
+from jaxmoe.serving.launch import launch_line
+from jaxmoe.serving.step import StepLoad
+from jaxmoe.units import GIGA
+
+CONCURRENCIES = tuple(2**power for power in range(11))
+OWN = -1  # where the requests of the scenario's own users stand, after these
+MILLI = 1e-3
+Curve = tuple[Served, np.ndarray]
+
+
+def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: str, refused: dict[str, Any]) -> None:
+    """Time a step of `phase`, prefill or decode, by its parts; then requests, memory, and other layouts."""
+    given = [name for name, value in refused.items() if value]
+    if given:
+        raise OptionError(f"{given[0]} is given beside --phase, which times the whole model by its kernels; drop one")
+    with StageTimer() as clock:
+        with clock.stage("load"):
+            scenario = load_scenario(config, overrides or ())
+            own = deployed(scenario)
+        with clock.stage("compile and time"):
+            curves = {_told(each): _curve(each) for each in other_layouts(scenario)}
+            served = next(iter(curves.values()))[0]
+            batch = _batch(own, phase, served)
+            parts = {name: float(seconds[OWN]) for name, seconds in own.step.parts(batch).items()}
+        with clock.stage("draw"):
+            _draw(folder, scenario, own, curves)
+        report = _report(own, phase, parts, served)
+        summary = {"command": "evaluate", "phase": phase, "scenario": resolved(scenario), **surroundings(), **report}
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+    _print_parts(own, phase, parts, float(served.decoding[OWN]))
+    _print_served(own, served)
+    _print_layouts(own, curves)
+    _print_memory(own)
+    line = launch_line(own.deployment, scenario.model.name, int(own.users.concurrency))
+    Console(width=WIDTH, highlight=False).print(escape(f"started by: {line}"), soft_wrap=True)
+    print_warnings(sorted(own.step.kernels.notes))
+
+
+def _batch(own: Deployed, phase: str, served: Served) -> StepLoad:
+    """The step of a phase at every number of requests: all that decode, or one chunk of prompts alone."""
+    prompt, output = float(own.users.prompt), float(own.users.output)
+    if phase == "prefill":
+        return StepLoad(jnp.zeros_like(served.decoding), prompt, own.backend.chunk, prompt)
+    return StepLoad(served.decoding, prompt + output / 2)
+
+
+def _told(each: Deployed) -> str:
+    at = each.deployment
+    ranks = f", experts on {at.expert_ranks} ranks" if at.expert_ranks > 1 else ", every expert cut"
+    return f"attention TP {at.tensor} x DP {at.data}{ranks}"
+
+
+def _curve(each: Deployed) -> Curve:
+    """Waiting times at `CONCURRENCIES` and at the users' own number, and output tokens of a GPU a second."""
+    count = jnp.asarray((*CONCURRENCIES, each.users.concurrency), jnp.float32)
+    users = Users(jnp.maximum(count, each.deployment.data), each.users.prompt, each.users.output)
+    served = serve(each.step, users, each.memory, each.backend, each.overheads)
+    return served, np.asarray(served.tokens_per_s_device(each.step))
+
+
+def _draw(folder: OutputFolder, scenario: Scenario, own: Deployed, curves: dict[str, Curve]) -> None:
+    points = {
+        name: (np.asarray(served.tokens_per_s_user())[:OWN], of_gpu[:OWN]) for name, (served, of_gpu) in curves.items()
+    }
+    title = f"{scenario.model.name} on {own.deployment.devices} GPUs under {own.deployment.backend}"
+    plot_serving(folder.target("throughput.png"), points, CONCURRENCIES, title)
+
+
+def _report(own: Deployed, phase: str, parts: dict[str, float], served: Served) -> dict[str, Any]:
+    memory = own.memory
+    return {
+        "deployment": vars(own.deployment),
+        "step": {"seconds": sum(parts.values()), "parts_s": parts},
+        "served": {
+            "first_token_s": float(served.first_token[OWN]),
+            "per_token_s": float(served.per_token[OWN]),
+            "decoding_sequences_a_rank": float(served.decoding[OWN]),
+            "tokens_per_s_user": float(served.tokens_per_s_user()[OWN]),
+            "tokens_per_s_device": float(served.tokens_per_s_device(own.step)[OWN]),
+        },
+        "memory_bytes": vars(memory) | {"free": memory.free, "sequences": memory.sequences},
+        "stand_ins": sorted(own.step.kernels.notes),
+    }
+
+
+# For people.
+
+
+def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: float) -> None:
+    prompt, output = float(own.users.prompt), float(own.users.output)
+    what = f"{decoding:.0f} sequences a rank get a token each, {prompt + output / 2:.0f} tokens of context"
+    if phase == "prefill":
+        what = f"{own.backend.chunk:.0f} tokens of prompts of {prompt:.0f} a rank"
+    table = new_table(f"a step of {phase}", "part", ("ms", "part of the step"), what)
+    named = {name: seconds for name, seconds in parts.items() if seconds > 0} | {"all": sum(parts.values())}
+    for name, text in zip(named, aligned(seconds / MILLI for seconds in named.values()), strict=True):
+        table.add_row(name, text, f"{named[name] / named['all']:.1%}")
+    print_table(table)
+
+
+def _print_served(own: Deployed, served: Served) -> None:
+    count, prompt, output = (f"{float(each):.0f}" for each in own.users[:3])
+    table = new_table(f"{count} requests in flight, {prompt} tokens in, {output} out", "mean", ("",))
+    table.add_row("time to first token, ms", f"{float(served.first_token[OWN]) / MILLI:.0f}")
+    table.add_row("time per output token, ms", f"{float(served.per_token[OWN]) / MILLI:.2f}")
+    table.add_row("output tokens/s of a user", f"{float(served.tokens_per_s_user()[OWN]):.1f}")
+    table.add_row("output tokens/s of a GPU", f"{float(served.tokens_per_s_device(own.step)[OWN]):.0f}")
+    table.add_row("limited by", _limit(own, served))
+    print_table(table)
+
+
+def _limit(own: Deployed, served: Served) -> str:
+    decoding = float(served.decoding[OWN])
+    if decoding >= float(own.users.concurrency) / own.deployment.data * (1 - 1e-6):
+        return "the users in flight"
+    return "memory of keys and values" if decoding < own.backend.seats else "the engine's seats"
+
+
+def _print_layouts(own: Deployed, curves: dict[str, Curve]) -> None:
+    title = f"layouts on as many GPUs, {float(own.users.concurrency):.0f} requests in flight; this one first"
+    table = new_table(title, "layout", ("first token\nms", "per token\nms", "tokens/s\na GPU"))
+    for name, (served, of_gpu) in curves.items():
+        first, each = float(served.first_token[OWN]) / MILLI, float(served.per_token[OWN]) / MILLI
+        table.add_row(name, f"{first:.0f}", f"{each:.2f}", f"{float(of_gpu[OWN]):.0f}")
+    print_table(table)
+
+
+def _print_memory(own: Deployed) -> None:
+    memory = own.memory
+    table = new_table("memory of a GPU", "", ("GB",))
+    sizes = {"experts": memory.experts, "other weights": memory.other_weights, "workspace": memory.workspace}
+    for name, size in (sizes | {"left for keys and values": memory.free}).items():
+        table.add_row(name, f"{size / GIGA:.1f}")
+    table.add_row(f"so many sequences, of {memory.cache_per_sequence / GIGA:.3f} GB each", f"{memory.sequences:.0f}")
+    print_table(table)

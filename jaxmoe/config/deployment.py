@@ -1,0 +1,37 @@
+"""A model as it is served on GPUs, as a user describes it: parallelism, precisions, requests."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jaxmoe.config.base import Count, Positive, Section
+
+Precision = Literal["bfloat16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"]
+
+
+class DeploymentConfig(Section):
+    """How a model is laid over the GPUs of the machine, and what its users ask."""
+
+    backend: Literal["sglang", "vllm", "trtllm"] = Field(description="the engine that serves", examples=["sglang"])
+    tensor: Count = Field(default=1, description="the number of GPUs that attention is cut over", examples=[8])
+    data: Count = Field(default=1, description="the number of groups that share the requests", examples=[1])
+    expert_ranks: Count = Field(
+        default=1, description="the number of groups of GPUs that have different experts", examples=[8]
+    )
+    products: Precision | None = Field(
+        default=None,
+        description="the precision of all weights but the experts', or null for what model.bytes tells",
+        examples=["fp8_block"],
+    )
+    experts: Precision | None = Field(
+        default=None, description="the precision of experts, or null for what model.bytes tells", examples=["fp8_block"]
+    )
+    cache: Literal["bfloat16", "fp8"] | None = Field(
+        default=None, description="the precision of keys and values, or null for what model.bytes tells"
+    )
+    concurrency: Count = Field(default=64, description="the number of requests in flight", examples=[64])
+    prompt_tokens: Count = Field(default=1024, description="the mean number of tokens of a prompt", examples=[1024])
+    output_tokens: Count = Field(default=1024, description="the mean number of tokens of an answer", examples=[1024])
+    gating_spread: Positive = Field(
+        default=0.8, description="the standard deviation of the logarithm of an expert's popularity", examples=[0.8]
+    )

@@ -1,0 +1,120 @@
+"""A scenario's whole model as it is deployed: its step, its memory, what its users wait for, and other layouts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jaxmoe.config import Scenario
+from jaxmoe.config.deployment import DeploymentConfig
+from jaxmoe.config.files import find_kernels
+from jaxmoe.config.model import build_model
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.hardware.gpu.files import KernelFile, read_kernels
+from jaxmoe.models import MoEModel
+from jaxmoe.serving.closed_loop import BACKENDS, OVERHEADS, Backend, Overheads, Served, Users, serve
+from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
+from jaxmoe.serving.gating import expert_loads
+from jaxmoe.serving.kernels import Kernels
+from jaxmoe.serving.memory import DeviceMemory, memory_of
+from jaxmoe.serving.step import ModelStep
+from jaxmoe.units import GIGA
+
+# The precision of measured tables for so many bytes of a weight, at most.
+PRECISIONS = ((0.54, "w4a16_mxfp4"), (0.6, "nvfp4"), (1.1, "fp8_block"))
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """A model in a deployment with its users."""
+
+    step: ModelStep
+    memory: DeviceMemory
+    users: Users
+    backend: Backend
+    overheads: Overheads
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.step.deployment
+
+    def serve(self) -> Served:
+        """Waiting times of its users."""
+        return serve(self.step, self.users, self.memory, self.backend, self.overheads)
+
+
+def deployed(scenario: Scenario) -> Deployed:
+    """The deployment that a scenario describes.
+
+    Raises `OptionError` for one without, or on a machine whose kernels or memory are not known, and `DeploymentError`
+    for one that cannot be.
+    """
+    asked, die = scenario.deployment, scenario.hardware.die
+    if asked is None:
+        raise OptionError(
+            "--phase is given, but the scenario has no deployment. Write for example deployment: {backend: sglang, "
+            "tensor: 8}, or --set 'deployment={backend: sglang, tensor: 8}'"
+        )
+    if die is None or die.gemm is None or die.gemm.kind != "fitted" or die.memory_capacity_GB is None:
+        raise OptionError(
+            "hardware.die has no kernels that were fitted to measurements, or no memory_capacity_GB; the time of a "
+            "whole model needs both. Take a machine that has them, such as h200_sxm_8 (jaxmoe list machines)"
+        )
+    model = build_model(scenario.model)
+    deployment = _deployment(asked, model)
+    check_deployment(model, deployment)
+    if deployment.devices > scenario.hardware.num_nodes:
+        raise DeploymentError(
+            f"deployment.tensor * deployment.data is {deployment.devices}; expected at most the "
+            f"{scenario.hardware.num_nodes} GPUs of the machine. Lower one of them."
+        )
+    file = read_kernels(find_kernels(die.gemm.path))  # type: ignore[attr-defined]  # it is of kind fitted
+    return _laid(asked, model, deployment, file, die.memory_capacity_GB * GIGA)
+
+
+def other_layouts(scenario: Scenario) -> Iterator[Deployed]:
+    """All ways to lay the scenario's model over as many GPUs, its own first; those that cannot be are left out."""
+    own = deployed(scenario)
+    asked, devices = scenario.deployment, own.deployment.devices
+    assert asked is not None
+    yield own
+    for tensor in (count for count in range(devices, 0, -1) if devices % count == 0):
+        for ranks in sorted({1, devices}):
+            other = replace(own.deployment, tensor=tensor, data=devices // tensor, expert_ranks=ranks)
+            if other == own.deployment:
+                continue
+            try:
+                capacity = own.memory.capacity / own.backend.memory_part
+                yield _laid(asked, own.step.model, other, own.step.kernels.file, capacity)
+            except DeploymentError:
+                continue
+
+
+def _laid(
+    asked: DeploymentConfig, model: MoEModel, deployment: Deployment, file: KernelFile, capacity: float
+) -> Deployed:
+    backend = BACKENDS[deployment.backend]
+    kernels = Kernels(file, deployment.backend, file.sheet)
+    gating = expert_loads(model.num_experts, model.top_k, deployment.expert_ranks, asked.gating_spread)
+    context = asked.prompt_tokens + asked.output_tokens / 2
+    return Deployed(
+        ModelStep(model, deployment, kernels, gating),
+        memory_of(model, deployment, capacity * backend.memory_part, context),
+        Users(float(asked.concurrency), float(asked.prompt_tokens), float(asked.output_tokens)),
+        backend,
+        OVERHEADS[deployment.backend],
+    )
+
+
+def _deployment(asked: DeploymentConfig, model: MoEModel) -> Deployment:
+    return Deployment(
+        asked.backend,
+        asked.tensor,
+        asked.data,
+        asked.expert_ranks,
+        asked.products or _precision(max(model.bytes.attention, model.bytes.dense)),
+        asked.experts or _precision(model.bytes.experts),
+        asked.cache or ("fp8" if model.bytes.kv <= 1 else "bfloat16"),
+    )
+
+
+def _precision(bytes_: float) -> str:
+    return next((name for most, name in PRECISIONS if bytes_ <= most), "bfloat16")

@@ -1,0 +1,59 @@
+"""Terms of a whole module of latent attention (MLA): its products, and the attention between them, in one launch."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxmoe.hardware.gpu.kernel import Terms
+from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES, Sheet
+from jaxmoe.hardware.gpu.terms import Numbers, decode, prefill, stacked, whole
+
+
+class LatentSizes(NamedTuple):
+    """Sizes of one layer; a head compares `nope` elements without position and `rope` with it."""
+
+    hidden: float
+    q_rank: float
+    kv_rank: float
+    nope: float
+    rope: float
+    value: float
+
+
+DEEPSEEK_V3 = LatentSizes(hidden=7168, q_rank=1536, kv_rank=512, nope=128, rope=64, value=128)
+
+
+def latent_prefill(
+    batch: Numbers, tokens: Numbers, heads: Numbers, sizes: LatentSizes, sheet: Sheet, cache: float
+) -> Terms:
+    """Terms of the attention alone over new tokens, with keys and values of each head."""
+    size = jnp.full_like(heads, sizes.nope + sizes.rope)
+    none = jnp.zeros_like(heads)
+    return prefill(batch, tokens, heads, heads, size, sizes.value, none, sheet, "bfloat16", cache)
+
+
+def latent_decode(
+    batch: Numbers, cached: Numbers, heads: Numbers, sizes: LatentSizes, sheet: Sheet, cache: float
+) -> Terms:
+    """Terms of the attention alone of one new token of each sequence, on the short vectors that all heads share."""
+    one, size = jnp.ones_like(heads), jnp.full_like(heads, sizes.kv_rank + sizes.rope)
+    return decode(batch, cached, heads, one, size, sizes.kv_rank, 0 * one, sheet, "bfloat16", cache, latent=True)
+
+
+def with_projections(
+    found: Terms, tokens: Numbers, heads: Numbers, sizes: LatentSizes, sheet: Sheet, precision: str
+) -> Terms:
+    """Terms of attention, `found`, with those of the projections around it for so many tokens."""
+    shared = sizes.hidden * (sizes.q_rank + sizes.kv_rank + sizes.rope)
+    of_head = sizes.q_rank * (sizes.nope + sizes.rope) + sizes.kv_rank * (sizes.nope + sizes.value)
+    weights = shared + heads * (of_head + sizes.value * sizes.hidden)
+    work = 2 * tokens * weights / sheet.rate(precision)
+    moved = weights * WEIGHT_BYTES[precision] / sheet.bandwidth
+    vectors = tokens * (sizes.hidden + heads * (sizes.nope + sizes.rope)) * 2 / sheet.bandwidth
+    padded = whole(tokens, 128) * 128 / tokens * work
+    logs = stacked([jnp.log(work), jnp.log(padded), jnp.log(tokens)])
+    return found._replace(
+        memory=jnp.concatenate([found.memory, stacked([moved, vectors])], axis=-1),
+        tiles=found.tiles + padded[..., None],
+        sizes=jnp.concatenate([found.sizes, logs], axis=-1),
+    )

@@ -1,0 +1,41 @@
+"""Output tokens of a user against those of a GPU, by layout and requests in flight."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.report import style
+
+
+def plot_serving(
+    path: Path,
+    curves: Mapping[str, tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]],
+    concurrencies: Sequence[int],
+    title: str,
+) -> None:
+    """Output tokens a second of one user and of one GPU, a curve for each layout over the requests in flight.
+
+    Up and to the right is better. Every other point of the first curve tells its number of requests.
+    """
+    style.check_not_empty("curves", curves)
+    colours, markers = style.strategy_colours(curves), style.strategy_markers(curves)
+    figure = style.new_figure(7.8, 5.4, title)
+    axes = figure.subplots()
+    for name, (user, device) in curves.items():
+        axes.plot(user, device, color=colours[name], marker=markers[name], markersize=5, linewidth=1.6, label=name)
+    first = next(iter(curves.values()))
+    for count, x, y in list(zip(concurrencies, *first, strict=True))[::2]:
+        axes.annotate(f"{count}", (x, y), textcoords="offset points", xytext=(5, 4), fontsize=style.TICK_SIZE)
+    style.dress(axes, "output tokens/s of a user", "output tokens/s of a GPU", grid="both")
+    axes.set(xlim=(0, None), ylim=(0, None))
+    axes.legend(
+        loc="upper right",
+        fontsize=style.TICK_SIZE,
+        frameon=True,
+        facecolor="white",
+        edgecolor="none",
+        title="numbers: requests in flight",
+    )
+    style.save(figure, path)

@@ -1,0 +1,129 @@
+"""Time to first token and per token of users who send their next request when the last is answered.
+
+A backend keeps as many sequences as have a seat and fit into memory. In the long run a prompt is read for every output
+that ends, so every token of an output waits for the parts of prompts that are read meanwhile.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.serving.kernels import Given
+from jaxmoe.serving.memory import DeviceMemory
+from jaxmoe.serving.step import ModelStep, StepLoad
+
+Seconds = Float[Array, "..."]
+
+
+class Backend(NamedTuple):
+    """How a backend batches: `chunk` tokens of prompts a step at most, beside the decoding sequences if it `mixes`."""
+
+    chunk: float
+    mixes: bool
+    seats: float  # sequences at a time of a data-parallel rank
+    memory_part: float  # of a GPU's memory
+
+
+# Defaults of the engines' own documentation, or what their public benchmarks set.
+BACKENDS = {
+    "vllm": Backend(chunk=8192, mixes=True, seats=1024, memory_part=0.9),
+    "sglang": Backend(chunk=8192, mixes=False, seats=1024, memory_part=0.88),
+    "trtllm": Backend(chunk=8192, mixes=True, seats=2048, memory_part=0.9),
+}
+
+
+class Overheads(NamedTuple):
+    """Three constants of a backend, for all that kernels do not tell. As here by default, nothing is added."""
+
+    step: Given = 0.0  # s of a step beside its kernels
+    prompts: Given = 1.0  # times the kernels that read prompts
+    request: Given = 0.0  # s of a request before its first step
+
+
+# Fitted to measured systems by `study.py fit` of studies/silicon, which tells what they are worth on others.
+OVERHEADS = {
+    "vllm": Overheads(step=0.49e-3, prompts=1.44, request=32e-3),
+    "sglang": Overheads(step=0.45e-3, prompts=2.25, request=56e-3),
+    "trtllm": Overheads(step=0.45e-3, prompts=1.68, request=61e-3),
+}
+
+
+class Users(NamedTuple):
+    """Requests in flight, `concurrency`; tokens of a prompt and of an output on average; requests of each user.
+
+    All start at once, so the first prompts wait for each other.
+    """
+
+    concurrency: Given
+    prompt: Given
+    output: Given
+    requests: Given = 10.0
+
+
+class Served(NamedTuple):
+    """Means over requests: seconds to the first token and between tokens, and sequences decoding on a rank."""
+
+    first_token: Seconds
+    per_token: Seconds
+    decoding: Seconds
+
+    def tokens_per_s_user(self) -> Seconds:
+        """Output tokens of one user, 1/s, once the first is there."""
+        return 1 / self.per_token
+
+    def tokens_per_s_device(self, step: ModelStep) -> Seconds:
+        """Output tokens of a GPU, 1/s."""
+        return self.decoding * step.deployment.data / self.per_token / step.deployment.devices
+
+
+class Loop(NamedTuple):
+    """Requests of a rank in the long run before constants: numbers of one common shape.
+
+    `step` are the seconds of kernels of a step that only decodes, `read` those that one chunk of a prompt adds to it
+    or, where a backend does not mix, takes alone; a prompt has `chunks`. `waiting` requests have no seat for each one
+    that has, and a user has `requests`.
+    """
+
+    decoding: Given
+    output: Given
+    chunks: Given
+    step: Seconds
+    read: Seconds
+    waiting: Given
+    mixes: Given | bool
+    requests: Given
+
+
+def loop_of(step: ModelStep, users: Users, sequences: Given, backend: Backend) -> Loop:
+    """The loop of users whose rank has memory for so many `sequences`."""
+    on_rank = jnp.asarray(users.concurrency) / step.deployment.data
+    decoding = jnp.minimum(jnp.minimum(on_rank, sequences), backend.seats)
+    prompt, output = jnp.asarray(users.prompt), jnp.asarray(users.output)
+    context, chunk = prompt + output / 2, jnp.minimum(backend.chunk, prompt)
+    alone = step.seconds(StepLoad(decoding, context))
+    if backend.mixes:
+        read = step.seconds(StepLoad(decoding, context, chunk, prompt)) - alone
+    else:
+        read = step.seconds(StepLoad(jnp.zeros_like(decoding), context, chunk, prompt))
+    waiting = jnp.maximum(on_rank / decoding - 1, 0.0)
+    return Loop(decoding, output, prompt / chunk, alone, read, waiting, jnp.asarray(backend.mixes), users.requests)
+
+
+def wait(loop: Loop, overheads: Overheads) -> Served:
+    """Waiting times of a loop with the constants of a backend."""
+    own = loop.step + overheads.step
+    reading = loop.chunks * (loop.read * overheads.prompts + jnp.where(loop.mixes, own, overheads.step))
+    added = jnp.where(loop.mixes, reading - loop.chunks * own, reading)  # to the steps of the others
+    per_token = own + loop.decoding * added / loop.output
+    # Arrivals are taken as random: a queue with one server (M/D/1), whose busy time is that of prompts.
+    busy = loop.decoding * added / loop.output / per_token
+    queue = busy / (2 * (1 - busy)) * reading + own / 2
+    burst = loop.decoding / 2 * added / loop.requests
+    seat = loop.waiting * loop.output * per_token
+    return Served(overheads.request + reading + queue + burst + seat, per_token, loop.decoding)
+
+
+def serve(step: ModelStep, users: Users, memory: DeviceMemory, backend: Backend, overheads: Overheads) -> Served:
+    """Waiting times of users, of any common shape."""
+    return wait(loop_of(step, users, memory.sequences, backend), overheads)

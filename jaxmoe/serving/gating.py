@@ -1,0 +1,51 @@
+"""Loads of the experts of a rank, by how many tokens are routed: drawn once for a grid of sizes, then interpolated."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.stats import norm
+
+from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Numbers
+
+DRAWS = 8
+# Spread of the logarithm of an expert's popularity, in the middle of what DeepSeek-V2-Lite and OLMoE have on real text.
+SPREAD = 0.8
+LEAST = 1e-2  # tokens of an expert: no logarithm of less
+SIZES = np.unique(np.rint(2 ** np.arange(0, 17.01, 0.5)).astype(int))  # tokens of a step
+
+
+class ExpertLoadTable(eqx.Module):
+    """Mean loads of the most loaded rank, over draws from a popularity of experts that tokens choose by.
+
+    Logarithms at `SIZES` tokens of all ranks together, a row for each field of `ExpertLoads` and each of its tiles.
+    """
+
+    logs: Float[Array, "size load"]
+
+    def __call__(self, tokens: Numbers) -> ExpertLoads:
+        """Loads for so many tokens, of any shape."""
+        tokens = jnp.asarray(tokens, jnp.float32)
+        sizes = jnp.log(jnp.asarray(SIZES, jnp.float32))
+        at = jnp.log(jnp.maximum(tokens, 1.0))
+        found = jnp.exp(jax.vmap(lambda log: jnp.interp(at, sizes, log), 1, -1)(self.logs))
+        return ExpertLoads(found[..., 0], found[..., 1], found[..., 2], tokens, found[..., 3:])
+
+
+def expert_loads(experts: int, top_k: int, ranks: int, spread: float = SPREAD, seed: int = 0) -> ExpertLoadTable:
+    """The table of a layer whose experts lie on `ranks` in turn, in equal numbers.
+
+    The popularity of experts is log-normal, `spread` being the standard deviation of its logarithm. Choices are taken
+    as independent, so a token may choose an expert twice. Time is that of the rank with the most choices.
+    """
+    rng = np.random.default_rng(seed)
+    chances = rng.permutation(np.exp(spread * norm.ppf((np.arange(experts) + 0.5) / experts)))
+    rows = []
+    for tokens in SIZES:
+        counts = rng.multinomial(tokens * top_k, chances / chances.sum(), size=DRAWS)
+        of_rank = np.minimum(counts, tokens).reshape(DRAWS, ranks, experts // ranks)
+        most = of_rank[np.arange(DRAWS), of_rank.sum(axis=2).argmax(axis=1)]
+        tiles = [np.ceil(most / rows_).sum(axis=1).mean() for rows_ in TILE_ROWS]
+        rows.append([(most > 0).sum(axis=1).mean(), most.sum(axis=1).mean(), most.max(axis=1).mean(), *tiles])
+    return ExpertLoadTable(jnp.log(jnp.maximum(jnp.asarray(rows, jnp.float32), LEAST)))

@@ -1,0 +1,286 @@
+"""The fitted kernels that a backend runs on a GPU, by what they compute; others stand in for what is not measured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.hardware.gpu import terms
+from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel
+from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
+from jaxmoe.hardware.gpu.latent import LatentSizes, latent_decode, latent_prefill, with_projections
+from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, WEIGHT_BYTES, Sheet
+from jaxmoe.hardware.gpu.terms import ExpertLoads, Numbers
+
+# What another precision's kernel stands in for, the nearest first.
+NEAREST = {
+    "nvfp4": ("fp8", "fp8_block", "bfloat16"),
+    "int4_wo": ("bfloat16",),
+    "w4a16_mxfp4": ("w4a8_mxfp4_mxfp8", "nvfp4", "bfloat16"),
+    "fp8": ("fp8_block", "bfloat16"),
+    "fp8_block": ("fp8", "bfloat16"),
+}
+SAME_NUMBERS = {name: {"fp8", "fp8_block"} for name in ("fp8", "fp8_block")}
+# Kernels of experts without a gate, and of a few tokens alone.
+OTHER_EXPERTS = ("nongated", "min_latency")
+OF_ALL_EXPERTS = ("vllm_fp8moe_triton_tritonexperts",)
+OF_SOME_EXPERTS = ("vllm_fp8moe_flashinfer_cutlass_flashinferexperts",)
+GATED = 3.0  # products of an expert
+Names = Mapping[str, str]
+Seconds = Float[Array, "..."]
+Given = Any
+"""Rows of any axes as an array of JAX or NumPy, or one number for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Times of what a backend runs on GPUs of a data sheet, which may be of another GPU than `file` was fitted on.
+
+    All times are those of one launch, s, of the common shape of the arguments. `notes` collects what stood in for
+    what. A kernel that nothing can stand in for raises `KernelFileError`.
+    """
+
+    file: KernelFile
+    backend: str
+    sheet: Sheet
+    notes: set[str] = field(default_factory=set)
+
+    def product(self, rows: Given, columns: Given, inner: Given, precision: str) -> Seconds:
+        """One product [rows, inner] by [inner, columns], of what lies on the GPU.
+
+        Tables of kernels that are launched one by one time the host where the GPU is quicker (vLLM's FP8 by blocks:
+        80 µs at least). A step launches all as one graph, so the least time of the kernels of a kind of numbers counts.
+        """
+        kernel = self._choose("gemm", {"gemm_dtype": precision})
+        alike = SAME_NUMBERS.get(kernel.names["gemm_dtype"], {kernel.names["gemm_dtype"]})
+        names = [{"framework": kernel.names["framework"], "gemm_dtype": each} for each in sorted(alike)]
+        fits = [each for each in self.file.of_kind("gemm") if any(_has(each, some) for some in names)]
+        given = _arrays(rows, columns, inner)
+        return _least([self._time(each, _product, given, each.names["gemm_dtype"]) for each in fits])
+
+    def experts(
+        self,
+        loads: ExpertLoads,
+        hidden: Given,
+        inner: Given,
+        experts: Given,
+        top_k: Given,
+        precision: str,
+        parallel: bool,
+    ) -> Seconds:
+        """All gated experts of a GPU; `inner` is the part of their intermediate size there.
+
+        With `parallel`, GPUs have different experts, for which vLLM takes other kernels on Hopper.
+        """
+        unusual = (*OTHER_EXPERTS, *(OF_ALL_EXPERTS if parallel else OF_SOME_EXPERTS))
+        kernel = self._choose(
+            "moe",
+            {"moe_dtype": precision},
+            lambda names: names["op_name"] == "moe" and not names["kernel_source"].endswith(unusual),
+        )
+        given = [loads, *_arrays(hidden, inner, experts, top_k)]
+        return self._time(kernel, _experts, given, kernel.names["moe_dtype"])
+
+    def prefill(
+        self,
+        batch: Given,
+        tokens: Given,
+        heads: Given,
+        kv_heads: Given,
+        size: Given,
+        window: Given,
+        cache: str,
+    ) -> Seconds:
+        """Causal attention of `batch` new prompts of `tokens` each; `window` 0 is none."""
+        kernel = self._choose("attention_context", {"kv_cache_dtype": cache})
+        names = kernel.names["attn_dtype"], kernel.names["kv_cache_dtype"]
+        return self._time(kernel, _prefill, _arrays(batch, tokens, heads, kv_heads, size, window), *names)
+
+    def decode(
+        self,
+        batch: Given,
+        cached: Given,
+        heads: Given,
+        kv_heads: Given,
+        size: Given,
+        window: Given,
+        cache: str,
+    ) -> Seconds:
+        """Attention of one new token of each of `batch` sequences, of which `cached` tokens are kept."""
+        kernel = self._choose("attention_generation", {"kv_cache_dtype": cache})
+        given = _arrays(batch, cached, heads, kv_heads, size, window)
+        return self._time(kernel, _decode, given, kernel.names["kv_cache_dtype"])
+
+    def latent_prefill(
+        self, batch: Given, tokens: Given, heads: Given, sizes: LatentSizes, precision: str, cache: str
+    ) -> Seconds:
+        """A module of latent attention, projections included, for new prompts."""
+        kernels = self._latent("mla_context_module", precision, cache)
+        given = [sizes, *_arrays(batch, tokens, heads)]
+        return _least([self._time(each, _latent_prefill, given, *_of_latent(each.names)) for each in kernels])
+
+    def latent_decode(
+        self, batch: Given, cached: Given, heads: Given, sizes: LatentSizes, precision: str, cache: str
+    ) -> Seconds:
+        """A module of latent attention, projections included, for one new token of each sequence."""
+        kernels = self._latent("mla_generation_module", precision, cache)
+        given = [sizes, *_arrays(batch, cached, heads)]
+        return _least([self._time(each, _latent_decode, given, *_of_latent(each.names)) for each in kernels])
+
+    def collective(self, operation: str, bytes_: Given, ranks: Given) -> Seconds:
+        """A collective over `ranks` GPUs of a node, of so many bytes at each; nothing for one GPU.
+
+        An all-reduce is the faster of the backend's own and NCCL's.
+        """
+        given = _arrays(bytes_, ranks)
+        found = [self._time(each, _collective, given, operation) for each in self._exchanges(operation)]
+        if not found:
+            raise KernelFileError(f"{self.file.system}: has no kernel of {operation}; calibrate with a table of it")
+        return jnp.where(jnp.asarray(ranks) > 1, _least(found), 0.0)
+
+    def _time(self, kernel: KnownKernel, terms_of: Callable[..., Terms], given: Any, *names: str) -> Seconds:
+        return _seconds(kernel.fitted, terms_of, self.sheet, names, given)
+
+    def _latent(self, kind: str, precision: str, cache: str) -> list[KnownKernel]:
+        """Modules of all backends in this precision: the work is the same, and some tables time the host."""
+        names = self._choose(kind, {"gemm_type": precision, "kv_cache_dtype": cache}).names
+        wanted = {name: names[name] for name in ("gemm_type", "kv_cache_dtype")}
+        return [each for each in self.file.of_kind(kind) if _has(each, wanted)]
+
+    def _exchanges(self, operation: str) -> list[KnownKernel]:
+        own = [
+            each
+            for each in self.file.of_kind("all_reduce")
+            if each.names["framework"] == self.backend and "eager" not in each.names["kernel_source"]
+        ]
+        common = [each for each in self.file.of_kind("nccl") if each.names["nccl_dtype"] == "half"]
+        groups = (own, common)
+        return [max(fits, key=_newest) for group in groups if (fits := [e for e in group if _does(e, operation)])]
+
+    def _choose(self, kind: str, wanted: Names, usual: Callable[[Names], bool] = lambda names: True) -> KnownKernel:
+        """The backend's kernel with most measured rows; else of the nearest precision, then of another backend."""
+        known = [each for each in self.file.of_kind(kind) if usual(each.names)]
+        own = [each for each in known if each.names["framework"] == self.backend]
+        for group in (own, known):
+            for names in _nearest(wanted):
+                fits = [each for each in group if _has(each, names)]
+                if fits:
+                    kernel = max(fits, key=lambda each: each.told["rows"])
+                    self._note(kind, wanted, kernel.names)
+                    return kernel
+        raise KernelFileError(f"{self.file.system}: has no kernel of kind {kind}; calibrate with a table of it")
+
+    def _note(self, kind: str, wanted: Names, names: Names) -> None:
+        asked = {"framework": self.backend, **wanted}
+        other = {name: names[name] for name, value in asked.items() if names[name] != value}
+        if other:
+            told = ", ".join(f"{name} {value} for {asked[name]}" for name, value in other.items())
+            self.notes.add(f"{kind}: {told}")
+
+
+def _arrays(*values: Given) -> list[Numbers]:
+    """Numbers as arrays: a Python number would be compiled in."""
+    return [jnp.asarray(value, jnp.float32) for value in values]
+
+
+def _least(seconds: list[Seconds]) -> Seconds:
+    return jnp.min(jnp.stack(jnp.broadcast_arrays(*seconds)), axis=0)
+
+
+def _has(kernel: KnownKernel, names: Names) -> bool:
+    return names.items() <= kernel.names.items()
+
+
+def _does(kernel: KnownKernel, operation: str) -> bool:
+    return kernel.names["op_name"] == operation
+
+
+def _newest(kernel: KnownKernel) -> tuple[str, int]:
+    return kernel.names.get("version", ""), kernel.told["rows"]
+
+
+def _nearest(wanted: Names) -> list[dict[str, str]]:
+    """These names, then those with one precision replaced, then with the first and the second replaced."""
+    found = [dict(wanted)]
+    for name, value in wanted.items():
+        found += [{**each, name: other} for each in list(found) for other in NEAREST.get(value, ("bfloat16", "fp8"))]
+    return found
+
+
+def _of_latent(names: Names) -> tuple[str, str]:
+    return names["gemm_type"], names["kv_cache_dtype"]
+
+
+@eqx.filter_jit
+def _seconds(kernel: FittedKernel, terms_of: Callable[..., Terms], sheet: Sheet, names: Any, given: Any) -> Seconds:
+    """Seconds of a kernel whose terms are those of `terms_of`; kernels of one structure share what is compiled."""
+    return kernel.seconds(terms_of(sheet, *names, *given))
+
+
+# Terms of a kind by sheet, names and numbers.
+
+
+def _product(sheet: Sheet, precision: str, rows: Numbers, columns: Numbers, inner: Numbers) -> Terms:
+    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
+    return terms.product(rows, columns, inner, sheet, precision, weight, activation)
+
+
+def _experts(
+    sheet: Sheet,
+    precision: str,
+    loads: ExpertLoads,
+    hidden: Numbers,
+    inner: Numbers,
+    experts: Numbers,
+    top_k: Numbers,
+) -> Terms:
+    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
+    return terms.fused_moe(loads, hidden, inner, experts, top_k, GATED, sheet, precision, weight, activation)
+
+
+def _prefill(
+    sheet: Sheet,
+    precision: str,
+    cache: str,
+    batch: Numbers,
+    tokens: Numbers,
+    heads: Numbers,
+    kv_heads: Numbers,
+    size: Numbers,
+    window: Numbers,
+) -> Terms:
+    return terms.prefill(batch, tokens, heads, kv_heads, size, size, window, sheet, precision, WEIGHT_BYTES[cache])
+
+
+def _decode(
+    sheet: Sheet,
+    cache: str,
+    batch: Numbers,
+    cached: Numbers,
+    heads: Numbers,
+    kv_heads: Numbers,
+    size: Numbers,
+    window: Numbers,
+) -> Terms:
+    return terms.decode(batch, cached, heads, kv_heads, size, size, window, sheet, "bfloat16", WEIGHT_BYTES[cache])
+
+
+def _latent_prefill(
+    sheet: Sheet, precision: str, cache: str, sizes: LatentSizes, batch: Numbers, tokens: Numbers, heads: Numbers
+) -> Terms:
+    found = latent_prefill(batch, tokens, heads, sizes, sheet, WEIGHT_BYTES[cache])
+    return with_projections(found, batch * tokens, heads, sizes, sheet, precision)
+
+
+def _latent_decode(
+    sheet: Sheet, precision: str, cache: str, sizes: LatentSizes, batch: Numbers, cached: Numbers, heads: Numbers
+) -> Terms:
+    found = latent_decode(batch, cached, heads, sizes, sheet, WEIGHT_BYTES[cache])
+    return with_projections(found, batch, heads, sizes, sheet, precision)
+
+
+def _collective(sheet: Sheet, operation: str, bytes_: Numbers, ranks: Numbers) -> Terms:
+    return terms.collective(operation, bytes_, jnp.maximum(ranks, 2), sheet)

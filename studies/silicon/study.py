@@ -1,0 +1,168 @@
+"""Time to first token and per token of measured systems against what kernels, and three constants a backend, tell.
+
+    python studies/silicon/study.py tables --data ../shared/measured/silicon/silicon_sample.csv
+    python studies/silicon/study.py fit --data ../shared/measured/silicon/silicon_sample.csv
+    python studies/silicon/study.py predict --data FILE.csv --rows OUT.csv
+
+`tables` writes pairs.csv and summary.csv: constants are fitted without the pairs of model and system that are judged,
+in five folds. `fit` prints the constants that jaxmoe ships, fitted to all rows. `predict` writes times of all rows of a
+file of the same columns with these, and tells their errors where it has measured ones. Each takes about five minutes on
+two cores, nearly all of it compiling. See README.md.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from fitting import fit_overheads
+from rows import Measured, read_rows
+from times import RowTimes, row_times
+
+from jaxmoe.experiment.table import folder_of_tables, script_options
+from jaxmoe.files import write_table
+from jaxmoe.serving.closed_loop import OVERHEADS, Loop, Overheads, wait
+
+HERE = Path(__file__).resolve().parent
+FOLDS, SEED = 5, 0
+
+
+def told_by(times: Sequence[RowTimes], overheads: dict[str, Overheads]) -> np.ndarray:
+    """Seconds to the first token and per token of every row, [row, 2]."""
+    found = np.empty((len(times), 2))
+    for backend in {each.row.columns["backend"] for each in times}:
+        at = [index for index, each in enumerate(times) if each.row.columns["backend"] == backend]
+        served = wait(loops([times[index] for index in at]), overheads[backend])
+        found[at] = np.stack([served.first_token, served.per_token], axis=-1)
+    return found
+
+
+def loops(times: Sequence[RowTimes]) -> Loop:
+    """The loops of rows as one, [row]."""
+    return Loop(*(np.array(column) for column in zip(*(each.loop for each in times), strict=True)))
+
+
+def left_out(times: Sequence[RowTimes]) -> np.ndarray:
+    """Seconds as `told_by`, each pair with constants fitted without the pairs of its fold."""
+    pairs = sorted({each.row.pair for each in times})
+    fold = dict(zip(pairs, np.random.default_rng(SEED).permutation(len(pairs)) % FOLDS, strict=True))
+    found = np.empty((len(times), 2))
+    for each in range(FOLDS):
+        judged = [index for index, one in enumerate(times) if fold[one.row.pair] == each]
+        overheads = fit_overheads([one for one in times if fold[one.row.pair] != each])
+        found[judged] = told_by([times[index] for index in judged], overheads)
+    return found
+
+
+def errors(times: Sequence[RowTimes], told: np.ndarray) -> np.ndarray:
+    """Told over measured less 1, [row, 2]."""
+    return told / np.array([(each.row.first_token, each.row.per_token) for each in times]) - 1
+
+
+def summary(name: str, times: Sequence[RowTimes], told: np.ndarray) -> dict[str, object]:
+    """Medians of absolute errors over rows, and of the medians of pairs."""
+    error = errors(times, told)
+    pairs = grouped(times, error, lambda row: row.pair)
+    of_pair = np.array([np.median(np.abs(each), axis=0) for each in pairs.values()])
+    rows, middle = np.median(np.abs(error), axis=0), np.median(of_pair, axis=0)
+    return {
+        "times": name,
+        "rows": len(times),
+        "pairs": len(of_pair),
+        "first_token_error": rows[0],
+        "per_token_error": rows[1],
+        "first_token_error_of_pairs": middle[0],
+        "per_token_error_of_pairs": middle[1],
+    }
+
+
+def grouped(
+    times: Sequence[RowTimes], error: np.ndarray, key: Callable[[Measured], tuple[str, ...]]
+) -> dict[tuple[str, ...], np.ndarray]:
+    """Errors of rows by their key, sorted."""
+    found = defaultdict(list)
+    for each, one in zip(times, error, strict=True):
+        found[key(each.row)].append(one)
+    return {name: np.array(found[name]) for name in sorted(found)}
+
+
+def with_backend(row: Measured) -> tuple[str, ...]:
+    """Model, system and backend."""
+    return (*row.pair, row.columns["backend"])
+
+
+def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -> None:
+    """Write pairs.csv and summary.csv."""
+    none = {backend: Overheads() for backend in OVERHEADS}
+    judged, bare, sheet = left_out(times), told_by(times, none), told_by(roofline, none)
+    found = [
+        summary("kernels and constants, pairs left out", times, judged),
+        summary("kernels alone", times, bare),
+        summary("data sheet alone", roofline, sheet),
+    ]
+    write_table(out / "summary.csv", found, digits=3)
+    alone = grouped(times, errors(times, bare), with_backend)
+    rows = [
+        dict(zip(("model", "system", "backend"), name, strict=True))
+        | {"rows": len(error), **_of_pair("", error), **_of_pair("kernels_alone_", alone[name])}
+        for name, error in grouped(times, errors(times, judged), with_backend).items()
+    ]
+    write_table(out / "pairs.csv", rows, digits=3)
+    for row in found:
+        print(
+            ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in row.items())
+        )
+
+
+def _of_pair(prefix: str, error: np.ndarray) -> dict[str, float]:
+    names = ("first_token", "per_token")
+    sizes = {f"{prefix}{name}_error": np.median(np.abs(error[:, at])) for at, name in enumerate(names)}
+    return sizes | {f"{prefix}{name}_bias": np.median(error[:, at]) for at, name in enumerate(names)}
+
+
+def predict(times: Sequence[RowTimes], file: Path) -> None:
+    """Write told times beside the columns of each configuration, with the shipped constants."""
+    told = told_by(times, OVERHEADS)
+    write_table(
+        file,
+        [
+            {**_configuration(each.row), "ttft_ms": first * 1e3, "tpot_ms": per * 1e3}
+            for each, (first, per) in zip(times, told, strict=True)
+        ],
+        digits=5,
+    )
+    row = summary("shipped constants", times, told)
+    print(", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in row.items()))
+
+
+def _configuration(row: Measured) -> dict[str, object]:
+    measured = ("silicon_ttft_ms", "silicon_tpot_ms")
+    return {name: value for name, value in row.columns.items() if name not in measured}
+
+
+def main() -> None:
+    parser = script_options(__doc__, writes=True)
+    parser.add_argument("what", choices=("tables", "fit", "predict"))
+    parser.add_argument("--data", type=Path, required=True, help="a file of the columns of silicon_sample.csv")
+    parser.add_argument("--rows", type=Path, metavar="OUT.csv", help="with predict: the file to write")
+    options = parser.parse_args()
+    _run(options, parser)
+
+
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if options.what == "predict" and options.rows is None:
+        parser.error("predict needs --rows OUT.csv")
+    rows = read_rows(options.data)
+    times = row_times(rows)
+    if options.what == "predict":
+        predict(times, options.rows)
+    elif options.what == "fit":
+        for backend, constants in fit_overheads(times).items():
+            print(backend, ", ".join(f"{name}={value:.3g}" for name, value in constants._asdict().items()))
+    else:
+        tables(times, row_times(rows, roofline=True), folder_of_tables(HERE, options))
+
+
+if __name__ == "__main__":
+    main()

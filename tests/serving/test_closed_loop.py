@@ -1,0 +1,144 @@
+"""DeviceMemory and what users wait for: by hand, in limits, and against a loop that plays requests one by one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_step import GROUPED, LATENT, step_of
+
+from jaxmoe.serving.closed_loop import BACKENDS, Backend, Loop, Overheads, Users, serve, wait
+from jaxmoe.serving.deployment import Deployment, DeploymentError
+from jaxmoe.serving.launch import launch_line
+from jaxmoe.serving.memory import WORKSPACE, cache_bytes, memory_of
+from jaxmoe.serving.step import StepLoad
+
+TURNS = Backend(chunk=1024, mixes=False, seats=64, memory_part=0.9)
+
+
+def test_weights_and_cache_by_hand():
+    memory = memory_of(GROUPED, Deployment("sglang", tensor=2), 1e10, 1000)
+    assert memory.experts == 2 * 8 * 3 * 1024 * 512 * 2 / 2
+    attention = 3 * 2 * (16 + 4) * 64 * 1024
+    others = (attention + 3 * 1024 * 2048 + 2 * 3 * 1024 * 256 + 2 * 1000 * 1024) * 2 / 2
+    assert memory.other_weights == others + 2 * 8 * 1024 * 2
+    assert memory.cache_per_sequence == 3 * 2 * 2 * 64 * 1000 * 2  # two of four heads on a GPU
+    assert memory.sequences == (1e10 - WORKSPACE - memory.experts - memory.other_weights) / memory.cache_per_sequence
+
+
+def test_latent_vectors_are_on_every_gpu_and_windows_are_kept_alone():
+    assert cache_bytes(LATENT, Deployment("sglang", tensor=4), 1000) == 3 * (128 + 32) * 1000 * 2
+    windowed = replace(GROUPED, attention=replace(GROUPED.attention, window=100, windowed_layers=2))
+    assert cache_bytes(windowed, Deployment("sglang"), 1000) == 2 * 4 * 64 * (1000 + 2 * 100) * 2
+
+
+def test_copies_of_experts_take_room():
+    one, two = (memory_of(GROUPED, Deployment("sglang"), 1e10, 1000, copies) for copies in (1.0, 2.0))
+    assert two.experts == 2 * one.experts
+    assert two.sequences < one.sequences
+
+
+def test_what_does_not_fit_is_told_with_what_takes_the_room():
+    with pytest.raises(DeploymentError, match=r"grouped does not fit on 1 GPUs of 4.0 usable GB: experts 0.1 GB"):
+        memory_of(GROUPED, Deployment("sglang"), 4e9, 1000)
+
+
+def test_a_single_user_waits_for_nobody():
+    step = step_of()
+    users = Users(1.0, 512.0, 1e6, requests=np.inf)
+    served = serve(step, users, memory_of(GROUPED, step.deployment, 1e12, 1000), TURNS, Overheads())
+    each, read = float(step.seconds(StepLoad(1.0, 512 + 5e5))), float(step.seconds(StepLoad(0.0, 512.0, 512.0, 512.0)))
+    assert float(served.per_token) == pytest.approx(each, rel=1e-3)
+    assert float(served.first_token) == pytest.approx(read + each / 2, rel=1e-2)
+
+
+def test_constants_add_up():
+    loop = Loop(8.0, 100.0, 2.0, 0.01, 0.02, 0.0, False, np.inf)
+    bare, loaded = wait(loop, Overheads()), wait(loop, Overheads(step=0.001, prompts=2.0, request=0.5))
+    assert float(bare.per_token) == pytest.approx(0.01 + 8 * 2 * 0.02 / 100)
+    assert float(loaded.per_token) == pytest.approx(0.011 + 8 * 2 * (2 * 0.02 + 0.001) / 100)
+    assert float(loaded.first_token) > float(bare.first_token) + 0.5
+
+
+def test_requests_without_a_seat_wait_for_one():
+    """In the long run, requests in flight are throughput times latency (Little)."""
+    loop = Loop(16.0, 200.0, 1.0, 0.01, 0.005, 3.0, False, np.inf)
+    served = wait(loop, Overheads())
+    throughput = 16 / (200 * float(served.per_token))
+    latency = float(served.first_token) + 200 * float(served.per_token)
+    assert throughput * latency == pytest.approx(64, rel=0.02)
+
+
+def played(users: int, prompt_s: float, step_s: float, output: int, requests: int) -> tuple[float, float]:
+    """Seconds to the first token and per token of a backend that takes turns, request by request.
+
+    A prompt that waits is read alone before the next step. Outputs are of `output` tokens on average, and differ; the
+    next request of a user comes up to a step after the last answer.
+    """
+    rng = np.random.default_rng(0)
+    now, waiting, running = 0.0, [(0.0, each) for each in range(users)], {}
+    left, first, each = np.full(users, requests), [], []
+    while waiting or running:
+        waiting.sort()
+        if waiting and (waiting[0][0] <= now or not running):
+            since, user = waiting.pop(0)
+            now = max(now, since) + prompt_s
+            first.append(now - since)
+            running[user] = [int(rng.integers(output // 2, output * 3 // 2)), now, 0]
+            continue
+        now += step_s
+        for user in [*running]:
+            running[user][2] += 1
+            if running[user][2] == running[user][0]:
+                length, began, _ = running.pop(user)
+                each.append((now - began) / length)
+                left[user] -= 1
+                if left[user]:
+                    waiting.append((now + step_s * rng.random(), user))
+    return float(np.mean(first)), float(np.mean(each))
+
+
+@pytest.mark.parametrize("users", [4, 32, 128])
+def test_the_loop_agrees_with_requests_that_are_played(users):
+    prompt_s, step_s, output, requests = 0.004, 0.01, 200, 40
+    first, each = played(users, prompt_s, step_s, output, requests)
+    told = wait(Loop(float(users), output, 1.0, step_s, prompt_s, 0.0, False, requests), Overheads())
+    assert float(told.per_token) == pytest.approx(each, rel=0.05)
+    assert float(told.first_token) == pytest.approx(first, rel=0.25)
+
+
+def test_backends_that_mix_read_prompts_beside_the_others():
+    step, memory = step_of(), memory_of(GROUPED, Deployment("sglang"), 1e12, 1000)
+    mixed, turns = (
+        serve(step, Users(64.0, 2048.0, 128.0), memory, TURNS._replace(mixes=mixes), Overheads())
+        for mixes in (True, False)
+    )
+    assert float(mixed.per_token) < float(turns.per_token)  # weights are read once for both
+    assert float(mixed.first_token) > float(turns.first_token)
+
+
+def test_data_parallel_ranks_share_the_users():
+    step = step_of(data=2, expert_ranks=2)
+    memory = memory_of(GROUPED, step.deployment, 1e12, 1000)
+    served = serve(step, Users(64.0, 512.0, 128.0), memory, BACKENDS["sglang"], Overheads())
+    assert float(served.decoding) == 32
+    assert float(served.tokens_per_s_device(step)) == pytest.approx(32 / float(served.per_token))
+
+
+@pytest.mark.parametrize(
+    ("deployment", "line"),
+    [
+        (
+            Deployment("sglang", tensor=1, data=8, expert_ranks=8, cache="fp8"),
+            "python -m sglang.launch_server --model-path m --tp 8 --dp 8 --enable-dp-attention --ep-size 8 "
+            "--max-running-requests 100 --kv-cache-dtype fp8_e4m3",
+        ),
+        (
+            Deployment("vllm", tensor=4, data=2, expert_ranks=8),
+            "vllm serve m --tensor-parallel-size 4 --data-parallel-size 2 --enable-expert-parallel --max-num-seqs 50",
+        ),
+        (Deployment("trtllm", tensor=8), "trtllm-serve m --tp_size 8 --ep_size 1 --max_batch_size 100"),
+    ],
+    ids=lambda value: getattr(value, "backend", ""),
+)
+def test_the_line_that_starts_an_engine(deployment, line):
+    assert launch_line(deployment, "m", 100) == line

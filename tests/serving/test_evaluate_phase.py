@@ -1,0 +1,76 @@
+"""`jaxmoe evaluate --phase`: what it prints and writes, and what it refuses before any work."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kernels_by_hand import kernel_file
+from typer.testing import CliRunner
+
+from jaxmoe.cli.app import app
+from jaxmoe.hardware.gpu.files import write_kernels
+
+SCENARIO = """
+name: deployed
+hardware:
+  kind: switch
+  nodes: 4
+  die: {compute_TFLOPs_per_s: 100, memory_capacity_GB: 20, gemm: {kind: fitted, path: kernels.json, backend: sglang,
+        precision: bfloat16}}
+  link: {bandwidth_GB_per_s: 100, latency_ns: 0}
+model: {hidden_size: 256, expert_size: 128, num_experts: 8, top_k: 2, moe_layer_ids: {count: 3}, vocabulary_size: 500,
+        attention: {kind: grouped_query, heads: 8, kv_heads: 2, head_size: 32}}
+workload: {trace: {kind: synthetic, tokens: 64}, batch_tokens: 16}
+deployment: {backend: sglang, tensor: 2, concurrency: 16, prompt_tokens: 128, output_tokens: 64}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    write_kernels(tmp_path / "kernels.json", replace(kernel_file(), system="made_up"))
+    path = tmp_path / "deployed.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def evaluate(*arguments: object):
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+def test_a_step_its_users_other_layouts_memory_and_the_line(scenario, tmp_path, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    for said in ("a step of decode", "16 requests in flight", "TP 2 x DP 1", "TP 1 x DP 2", "left for keys and values"):
+        assert said in done.output
+    assert "sglang.launch_server --model-path deployed --tp 2 --max-running-requests 16" in done.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    served, parts = summary["served"], summary["step"]["parts_s"]
+    assert sum(parts.values()) == pytest.approx(summary["step"]["seconds"])
+    assert parts["prefill attention"] == 0
+    assert served["tokens_per_s_device"] == pytest.approx(16 / served["per_token_s"] / 2)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"summary.json", "throughput.png"}
+    read = evaluate(scenario, "--phase", "prefill", "--out", tmp_path / "read", "--json")
+    parts = json.loads(read.stdout)["step"]["parts_s"]
+    assert parts["decode attention"] == 0 < parts["prefill attention"]
+
+
+REFUSED = {
+    "heads": (["--set", "deployment.tensor=3"], "deployment.tensor is 3; expected a divisor of the 8 heads"),
+    "GPUs": (["--set", "deployment.tensor=8"], "deployment.tensor * deployment.data is 8; expected at most the 4 GPUs"),
+    "memory": (["--set", "hardware.die.memory_capacity_GB=4"], "does not fit on 2 GPUs of 3.5 usable GB: experts 0.0"),
+    "none": (["--set", "deployment=null"], "the scenario has no deployment. Write for example deployment:"),
+    "roofline": (["--set", "hardware.die.gemm=null"], "no kernels that were fitted to measurements"),
+    "layers": (["--layers", "0"], "--layers is given beside --phase"),
+    "backend": (["--set", "deployment.backend=triton"], 'deployment.backend is "triton"'),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_told_before_any_work(scenario, tmp_path, case):
+    given, said = REFUSED[case]
+    done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / "out", *given)
+    assert done.exit_code == 2
+    assert said in done.output.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
