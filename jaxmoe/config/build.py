@@ -79,7 +79,7 @@ def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -
     assert flops is not None  # it is a number of every die
     return Machine(
         topology,
-        Die(flops, _gemm(die, tokens, columns)),
+        Die(flops, _gemm(die, tokens, columns), die.overlap),
         _memory(hardware, die),
         energy=build_energy(hardware, die, topology),
         area=whole_machine(hardware, topology, "area_mm2"),

@@ -84,6 +84,12 @@ class DieConfig(Section):
         "{kind: measured, path: ..} or {kind: fitted, path: .., backend: .., precision: ..}, or null for its full rate "
         "at every shape",
     )
+    overlap: bool = Field(
+        default=True,
+        description="whether a die reads memory while it multiplies, so that the longer of both counts; else they add "
+        "up",
+        examples=[False],
+    )
     energy_pJ_per_FLOP: Amount | None = Field(
         default=None, description="the energy of a FLOP in pJ, or null where not known", examples=[0.5]
     )

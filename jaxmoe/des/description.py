@@ -53,6 +53,7 @@ class LayerDescription:
     serving: Serving | None = None  # the rule by which one of an expert's copies serves
     choice_seconds: float = 0.0  # s: one choice, where a rule has to know the batch
     told_bytes: float = 0.0  # B: what then tells every node of one token
+    overlap: bool = True  # a node reads memory while it multiplies
 
     def __post_init__(self) -> None:
         # A run-time type checker may be absent, and an unknown mode would silently take a branch.
@@ -234,16 +235,24 @@ def _least_loaded(
 
 
 def node_seconds(layer: LayerDescription, plan: TokenPlan, batch: Batch) -> Float[np.ndarray, " node"]:
-    """Compute time of every node, s: the longest of its products and its channels, each serving all its users."""
+    """Compute time of every node, s, from its products and its channels, each serving all its users."""
     if layer.gemm is None:
         seconds = node_flops(layer, plan) / layer.flops
     else:
         seconds = _gemm_seconds(layer.gemm, plan, np.asarray(batch.experts), layer.mode == "sharded")
-    for level, asked in zip(layer.memory, node_bytes(layer, plan), strict=True):
+    return with_memory(layer, seconds, node_bytes(layer, plan))
+
+
+def with_memory(
+    layer: LayerDescription, products: Float[np.ndarray, " node"], moved: Float[np.ndarray, "level node"]
+) -> Float[np.ndarray, " node"]:
+    """Seconds of every node whose products take so long, and that moves so many bytes of each level."""
+    waited = np.zeros(layer.num_nodes)
+    for level, asked in zip(layer.memory, moved, strict=True):
         served = np.bincount(level.channel, asked, len(level.bandwidth))
         channel = np.where(served > 0, level.latency + served / level.bandwidth, 0.0)
-        seconds = np.maximum(seconds, channel[level.channel])
-    return seconds
+        waited = np.maximum(waited, channel[level.channel])
+    return np.maximum(products, waited) if layer.overlap else products + waited
 
 
 def node_flops(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, " node"]:

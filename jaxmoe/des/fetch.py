@@ -2,10 +2,11 @@
 
 The simulator of the wafer-scale study of data movement (IV-D4, V-A): every slice is requested, read, carried over the
 mesh, written as a copy where it is to be kept, and computed when it is there. HBM channels are servers like links, so
-local reads, remote reads and writes of copies contend for them chunk by chunk.
+local reads, remote reads and writes of copies contend for them chunk by chunk. What asks for a slice has a channel of
+its own on every link, and waits for no data.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -65,21 +66,35 @@ class _Slices:
     hit: Bool[np.ndarray, " slice"]  # in the LLC
     copied: Bool[np.ndarray, " slice"]
     seconds: Float[np.ndarray, " slice"]  # of compute
+    turn: Int[np.ndarray, " slice"]  # how many slices its die requests before it
+
+    def take(self, rows: Int[np.ndarray, " taken"]) -> "_Slices":
+        """These slices."""
+        return _Slices(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def replay_slices(machine: Machine, work: SliceWork, costs: FetchedSliceCosts, record: bool = False) -> SliceReplay:
-    """Simulate a layer. At time 0 a die asks for all its slices, each of which streams to some of its cores.
+def replay_slices(
+    machine: Machine,
+    work: SliceWork,
+    costs: FetchedSliceCosts,
+    record: bool = False,
+    outstanding: int | None = None,
+    cut_through: bool = True,
+) -> SliceReplay:
+    """Simulate a layer. Each die begins with another expert and goes on in the order of their numbers, so that dies do
+    not all ask the same home first. Raises `ValueError` for a home that is no die.
 
-    Of a slice `AT_ONCE` parts are on their way; a part is computed when it is there, and those of one die in turn. Each
-    die begins with another expert and goes on in the order of their numbers, so that dies do not all ask the same home
-    first. Raises `ValueError` for a home that is no die.
+    With `outstanding` reads a die asks for a slice when the one so many before it is there, whole; slices are moved and
+    computed whole, and cut through every link or are stored and forwarded. Without, a die asks for all its slices at
+    time 0, and each streams to some of its cores: `AT_ONCE` parts are on their way, and a part is computed when it is
+    there, those of one die in turn.
     """
     nodes = machine.num_nodes
     if work.home.min() < 0 or work.home.max() >= nodes:
         raise ValueError(f"homes span {work.home.min()}..{work.home.max()}, expected dies 0..{nodes - 1}")
     slices = _slices(machine, work, costs)
     size = costs.expert_bytes / costs.slices
-    run = _run(machine, slices, size, costs, record)
+    run = _run(machine, slices, size, costs, record, outstanding, cut_through)
     remote = slices.source != slices.die
     return SliceReplay(
         seconds=run.makespan,
@@ -110,39 +125,82 @@ def _slices(machine: Machine, work: SliceWork, costs: FetchedSliceCosts) -> _Sli
         hit=hit,
         copied=np.asarray(work.copied[expert, die], bool) & afar,
         seconds=seconds,
+        turn=turn,
     )
-    first = np.lexsort((die, turn))
-    return _Slices(**{name: getattr(slices, name)[first] for name in ("die", "source", "hit", "copied", "seconds")})
+    return slices.take(np.lexsort((die, turn)))
 
 
-def _run(machine: Machine, slices: _Slices, size: float, costs: FetchedSliceCosts, record: bool) -> SimulatedRun:
-    """Servers are the links, the channels of the LLC and of HBM, and one each for what takes latency alone."""
-    topology, llc, hbm, nodes = machine.topology, machine.memory[0], machine.memory[-1], machine.num_nodes
-    paths, links = paths_of(topology), machine.topology.num_links
-    caches = links + np.asarray(llc.channel)
-    channels = links + len(llc.bandwidth) + np.asarray(hbm.channel)
-    hit = links + len(llc.bandwidth) + len(hbm.bandwidth)
-    miss, write, servers = hit + 1, hit + 2, hit + 3
-    channel_rates = [np.asarray(level.bandwidth, float) for level in (llc, hbm)]
-    rate = np.concatenate([link_rates(topology), *channel_rates, [np.inf] * 3])
-    waits = [np.asarray(topology.link_latency, float), np.zeros(len(llc.bandwidth)), np.asarray(hbm.latency, float)]
-    latency = np.concatenate([*waits, [costs.hit, costs.miss, costs.write]])
-    graph = GraphBuilder(servers, nodes)
-    count, part = len(slices.die), size / PARTS
-    die, source = slices.die, slices.source
-    ask = _passing(np.where(slices.hit, hit, miss), paths.between(die, source))
-    bring = _passing(np.where(slices.hit, caches[die], channels[source]), paths.between(source, die))
-    kept = np.flatnonzero(slices.copied)
-    store = rows_of([(write, channel) for channel in channels[die[kept]].tolist()])
-    requests, first, later = np.where(slices.hit, 0.0, costs.request_bytes), no_rows(count), np.zeros(count)
+class _Reading:
+    """A graph of reads and what follows them.
+
+    Servers are the links, the channels of the LLC and of HBM, one each for what takes latency alone, and the links
+    again for what asks.
+    """
+
+    def __init__(self, machine: Machine, costs: FetchedSliceCosts) -> None:
+        topology, llc, hbm = machine.topology, machine.memory[0], machine.memory[-1]
+        links, own = topology.num_links, len(llc.bandwidth) + len(hbm.bandwidth)
+        self.costs, self.paths = costs, paths_of(topology)
+        self.caches = links + np.asarray(llc.channel)
+        self.channels = links + len(llc.bandwidth) + np.asarray(hbm.channel)
+        self.hit, self.miss, self.write, self.asking = range(links + own, links + own + 4)
+        channel_rates = [np.asarray(level.bandwidth, float) for level in (llc, hbm)]
+        link_rate, way = link_rates(topology), np.asarray(topology.link_latency, float)
+        self.rate = np.concatenate([link_rate, *channel_rates, [np.inf] * 3, link_rate])
+        waits = [np.zeros(len(llc.bandwidth)), np.asarray(hbm.latency, float), [costs.hit, costs.miss, costs.write]]
+        self.latency = np.concatenate([way, *waits, way])
+        self.graph = GraphBuilder(len(self.rate), machine.num_nodes)
+
+    def read(self, slices: _Slices, size: float, asked: bool, after: Rows, part: float = 1.0) -> Int[np.ndarray, " s"]:
+        """Adds reads of so many bytes of each slice, requests for them where they are `asked` for, the products of so
+        large a part of it, and writes of copies. Returns the tasks that deliver."""
+        die, source, hit = slices.die, slices.source, slices.hit
+        ways = self.paths.between(die, source)
+        ask = _passing(np.where(hit, self.hit, self.miss), Rows(ways.start, ways.items + self.asking))
+        bring = _passing(np.where(hit, self.caches[die], self.channels[source]), self.paths.between(source, die))
+        requests = np.where(hit | (not asked), 0.0, self.costs.request_bytes)
+        sent = self.graph.transfers(ask, requests, after)
+        received = self.graph.transfers(bring, np.full(len(die), size), one_each(sent))
+        self.graph.computations(die, slices.seconds * part, one_each(received))
+        kept = np.flatnonzero(slices.copied)
+        store = rows_of([(self.write, channel) for channel in self.channels[die[kept]].tolist()])
+        self.graph.transfers(store, np.full(len(kept), size), one_each(received[kept]))
+        return received
+
+
+def _run(
+    machine: Machine,
+    slices: _Slices,
+    size: float,
+    costs: FetchedSliceCosts,
+    record: bool,
+    outstanding: int | None,
+    cut_through: bool,
+) -> SimulatedRun:
+    reading = _Reading(machine, costs)
+    if outstanding is None:
+        _stream(reading, slices, size)
+    else:
+        _take_turns(reading, slices, size, outstanding)
+    return simulate(reading.graph.build(), reading.rate, reading.latency, cut_through=cut_through, record=record)
+
+
+def _stream(reading: _Reading, slices: _Slices, size: float) -> None:
+    """Reads every slice in parts."""
     received: list[Int[np.ndarray, " slice"]] = []
     for number in range(PARTS):
-        after = one_each(received[number - AT_ONCE]) if number >= AT_ONCE else first
-        asked = graph.transfers(ask, later if number else requests, after)
-        received.append(graph.transfers(bring, np.full(count, part), one_each(asked)))
-        graph.computations(die, slices.seconds / PARTS, one_each(received[-1]))
-        graph.transfers(store, np.full(len(kept), part), one_each(received[-1][kept]))
-    return simulate(graph.build(), rate, latency, cut_through=True, record=record)
+        after = one_each(received[number - AT_ONCE]) if number >= AT_ONCE else no_rows(len(slices.die))
+        received.append(reading.read(slices, size / PARTS, number == 0, after, 1 / PARTS))
+
+
+def _take_turns(reading: _Reading, slices: _Slices, size: float, outstanding: int) -> None:
+    """Reads whole slices, each when the one so many before it is there."""
+    received = np.full((slices.turn.max(initial=-1) + 1, slices.die.max(initial=-1) + 1), -1)
+    for turn in range(len(received)):
+        own = slices.take(np.flatnonzero(slices.turn == turn))
+        before = turn - outstanding
+        after = no_rows(len(own.die)) if before < 0 else one_each(received[before, own.die])
+        received[turn, own.die] = reading.read(own, size, True, after)
 
 
 def _passing(first: Int[np.ndarray, " message"], ways: Rows) -> Rows:

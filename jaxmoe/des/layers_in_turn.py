@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
+from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens, with_memory
 from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.fabric import Fabric, FabricPaths, Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, messages, no_rows
@@ -235,11 +235,8 @@ def attention_seconds(
     Weights, keys and values pass every level of memory, hidden vectors the first level alone.
     """
     tokens = np.bincount(group, minlength=attention.group.max() + 1)[attention.group]
-    seconds = tokens * attention.flops_per_token / layer.flops
     read = attention.weight_bytes + tokens * attention.context_bytes
-    for depth, level in enumerate(layer.memory):
-        asked = read if depth else read + tokens * 2 * attention.vector_bytes
-        served = np.bincount(level.channel, asked, len(level.bandwidth))
-        channel: Float[np.ndarray, " channel"] = level.latency + served / level.bandwidth
-        seconds = np.maximum(seconds, channel[level.channel])
-    return float(seconds.max())
+    vectors = tokens * 2 * attention.vector_bytes
+    moved = [read if depth else read + vectors for depth, _ in enumerate(layer.memory)]
+    each = np.array(moved, float).reshape(len(moved), layer.num_nodes)
+    return float(with_memory(layer, tokens * attention.flops_per_token / layer.flops, each).max())

@@ -25,10 +25,10 @@ from .demand import Usage as Usage
 from .demand import Work as Work
 from .fetch import FetchCosts as FetchCosts
 from .fetch import Fetches as Fetches
-from .fetch import FetchLayer as FetchLayer
-from .fetch import HostLink as HostLink
 from .fetch import Reads as Reads
-from .fetch import traffic_figures as traffic_figures
+from .fetch_layer import FetchLayer as FetchLayer
+from .fetch_layer import HostLink as HostLink
+from .fetch_layer import traffic_figures as traffic_figures
 from .layer import AbstractLayer as AbstractLayer
 from .layer import Layer as Layer
 from .layer import evaluate as evaluate

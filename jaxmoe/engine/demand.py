@@ -193,7 +193,8 @@ class Products(eqx.Module):
 
 
 class Work(AbstractDemand):
-    """Computation of every node, FLOP, and the bytes that its memory moves for it: a roofline, the longer of both.
+    """Computation of every node, FLOP, and the bytes that its memory moves for it: a roofline, the longer of both, or
+    the sum where dies do not overlap them.
 
     `weights`, B, pass every memory level on their way to the die; `vectors`, B, pass only the nearest level. Time of
     compute is that of `products` by the die's kernel model; without either, of `flops` at the die's rate.
@@ -212,12 +213,14 @@ class Work(AbstractDemand):
         return self.products.seconds(machine)
 
     def busy(self, machine: Machine) -> dict[str, Float[Array, " resource"]]:
-        """Busy seconds of compute and of each memory level, and of nodes, the longest of these."""
+        """Busy seconds of compute and of each memory level, and of nodes, by `die.overlap`."""
         moved = moved_bytes(machine, self.weights, self.vectors)
-        node = seconds = self.computing(machine)
+        seconds = self.computing(machine)
         levels = {name: level.seconds(moved[name]) for name, level in machine.levels.items()}
+        reading = jnp.zeros_like(seconds)
         for name, level in machine.levels.items():  # a node waits for all that its channel moves, for whichever node
-            node = jnp.maximum(node, levels[name][level.channel])
+            reading = jnp.maximum(reading, levels[name][level.channel])
+        node = jnp.maximum(seconds, reading) if machine.die.overlap else seconds + reading
         return {NODE: node, COMPUTE: seconds, **levels}
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:

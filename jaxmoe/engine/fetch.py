@@ -1,4 +1,4 @@
-"""A layer whose dies compute experts that they may have to fetch from another die's memory.
+"""Experts that dies fetch from another die's memory: who reads what, and how long channels and links are busy with it.
 
 The machine of the wafer-scale study of data movement (IV, V-A): weights stay in the HBM of their home dies, and a die
 that computes another die's expert reads it over the mesh, once a layer, unless it has a copy. Hidden vectors are not
@@ -6,22 +6,16 @@ counted, as in the paper, whose data path is of weights alone.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.engine.demand import LINK_BYTES, AbstractDemand, Fixed, Usage, Work
-from jaxmoe.engine.layer import AbstractLayer
-from jaxmoe.engine.price import price
-from jaxmoe.engine.schedule import AbstractSchedule, Serial
-from jaxmoe.engine.stage import Stage
-from jaxmoe.engine.times import LayerTime
+from jaxmoe.engine.demand import LINK_BYTES, AbstractDemand, Usage
 from jaxmoe.hardware import Machine, MemoryLevel
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
-from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, as_number
+from jaxmoe.relax import AbstractReduction, AbstractSupport, as_number
 
 Figures = Mapping[str, Float[Array, "*lead"]]
 """Figures of what moved, by name: hops, and bytes by source."""
@@ -42,22 +36,6 @@ class FetchCosts(eqx.Module):
     hit: Float[Array, ""] = eqx.field(default=100e-9, converter=as_number)
     miss: Float[Array, ""] = eqx.field(default=110e-9, converter=as_number)
     write: Float[Array, ""] = eqx.field(default=30e-9, converter=as_number)
-
-
-class HostLink(eqx.Module):
-    """PCIe to a host whose processor decides the allocation of a layer (V-F).
-
-    `fixed` seconds for both ways, and the table up and the plan down at its rate.
-    """
-
-    bandwidth: Float[Array, ""] = eqx.field(converter=as_number)  # B/s
-    fixed: Float[Array, ""] = eqx.field(converter=as_number)  # s
-
-    def seconds(self, experts: int, dies: int) -> Float[Array, ""]:
-        """Once for each layer: 4 B of requests, 1 B of home and a bit for each die of every expert up; down as many
-        entries of an expert, a die and requests, 8 B each, as an expert has candidate dies at most, 5."""
-        table = experts * (5 + dies / 8)
-        return self.fixed + (table + experts * 5 * 8) / self.bandwidth
 
 
 class Fetches(eqx.Module):
@@ -156,50 +134,3 @@ def _first_slice(machine: Machine, costs: FetchCosts) -> Float[Array, "die die2"
     hbm = machine.memory[-1]
     way = path_sums(machine.topology, machine.topology.link_latency)
     return costs.miss + hbm.latency[hbm.channel][:, None] + way + way.T
-
-
-class FetchLayer(AbstractLayer):
-    """A layer whose dies compute experts that they may have to fetch, on a machine with an LLC and HBM.
-
-    A die computes with what is there while it reads the rest, so reads and products are side by side in every
-    schedule. An expert is read once for a whole batch, so that micro-batches are refused. With a `host` that allocates,
-    every layer waits for it.
-    """
-
-    machine: Machine
-    costs: FetchCosts
-    host: HostLink | None = None
-    schedule: AbstractSchedule = Serial()
-
-    def time(
-        self,
-        decisions: Fetches,
-        tokens: Any = None,
-        reduction: AbstractReduction | None = None,
-        support: AbstractSupport | None = None,
-    ) -> LayerTime:
-        """Time of one layer from who computes what; `tokens` are not looked at."""
-        costs, requests = self.costs, decisions.requests
-        flops = requests.sum(axis=0) * costs.flops_per_request
-        nothing = jnp.zeros_like(flops)
-        stages: list[Stage] = []
-        if self.host is not None:
-            stages.append(Stage("host", Fixed(self.host.seconds(*requests.shape)), block="host", split="whole"))
-        reads = decisions.reads(costs, HardSupport() if support is None else support)
-        stages += [Stage("fetch", reads, split="whole"), Stage("compute", Work(flops, nothing, nothing), split="whole")]
-        return price(self.machine, self.schedule, tuple(stages), HardMax() if reduction is None else reduction)
-
-    def blank(self, tokens: Any) -> Fetches:
-        layers, dies = jax.tree.leaves(tokens)[0].shape[0], self.machine.num_nodes
-        nothing = jnp.zeros((layers, 1, dies), self.costs.expert_bytes.dtype)
-        return Fetches(nothing, jnp.zeros((layers, 1), jnp.int32), nothing, nothing)
-
-
-@eqx.filter_jit
-def traffic_figures(layer: FetchLayer, fetches: Fetches) -> Figures:
-    """Figures of the traffic of a rollout, [step, layer], from who fetched what, leaves [step, layer, ...]."""
-
-    def figures(fetches: Fetches) -> Figures:
-        return fetches.reads(layer.costs, HardSupport()).figures(layer.machine)
-
-    return jax.lax.map(jax.vmap(figures), fetches)

@@ -182,6 +182,7 @@ def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: Exchange 
         micro_batches=model.schedule.micro_batches,
         choice_seconds=0.0 if deciding is None else float(deciding.choice_seconds),
         told_bytes=0.0 if deciding is None else float(deciding.told_bytes),
+        overlap=machine.die.overlap,
     )
 
 

@@ -16,11 +16,13 @@ from jaxmoe.hardware.topology import AbstractTopology
 class Die(eqx.Module):
     """Compute of the nodes. Each number is per node, so nodes may differ.
 
-    Without `gemm` every product runs at the full rate, whatever its shape.
+    Without `gemm` every product runs at the full rate, whatever its shape. Dies that `overlap` read memory while they
+    multiply; the time of others adds up.
     """
 
     flops: Float[Array, " node"]  # achievable FLOP/s
     gemm: AbstractGemm | None = None
+    overlap: bool = eqx.field(static=True, default=True)
 
 
 # Memory levels: what a node computes from, and the channels that it shares with others.

@@ -29,7 +29,7 @@ from balancing_cases import (
     shares_of,
     slots_in_order,
 )
-from balancing_moves import sharing, skew, tokens
+from balancing_moves import adding, sharing, skew, tokens
 from balancing_stream import simulator, stream
 
 from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
@@ -230,6 +230,7 @@ TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "varied": varied,
     "skew": skew,
     "tokens": tokens,
+    "adding": adding,
     "sharing": sharing,
     "rollout": rollout,
     "simulator": simulator,

@@ -5,6 +5,7 @@ Tables of `balancing.py`, 60 iterations each, mixed scenarios.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,18 @@ def tokens(shared: Path) -> Iterator[Row]:
         given = loads_of(place, "mixed", "decode", ITERATIONS, shared)
         for method in methods:
             yield {"tokens": count} | _line(place, "decode", method, given)
+
+
+def adding(shared: Path) -> Iterator[Row]:
+    """What balancing gains, and what wafers gain over NVL72 and NVL72 over four DGX nodes, where dies read memory while
+    they multiply, and where both add up (`die.overlap`)."""
+    cluster = Place("dgx_b200_4x8", "successive", 4)
+    for phase, place, overlap in product(("prefill", "decode"), (cluster, RACK, WAFERS), (True, False)):
+        own = replace(place, machine=f"{place.machine}:die.overlap={str(overlap).lower()}")
+        given = loads_of(own, "mixed", phase, ITERATIONS, shared)
+        for method in (NONE, HIDDEN):
+            told = {"memory_and_products": "overlap" if overlap else "add"}
+            yield told | _line(own, phase, method, given)
 
 
 def sharing(shared: Path) -> Iterator[Row]:

@@ -255,13 +255,13 @@ def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, fir
         "link_us": busy["fetch"]["link"][first:].max(axis=-1).mean() * 1e6,
         "hbm_us": busy["fetch"]["hbm"][first:].max(axis=-1).mean() * 1e6,
         "compute_us": busy["compute"]["node"][first:].max(axis=-1).mean() * 1e6,
-        "even_us": _even(machine, model, known)[first:].mean() * 1e6,
+        "even_us": even_seconds(machine, model, known)[first:].mean() * 1e6,
         **{name: values[first:].mean() for name, values in traffic.items()},
         "copies": copies.most.max(),
     }
 
 
-def _even(machine: str, model: str, known: Guidance) -> np.ndarray:
+def even_seconds(machine: str, model: str, known: Guidance) -> np.ndarray:
     """Seconds [step, layer] that no allocation and no copies can beat: each expert read once, all dies alike busy."""
     chip, costs, counts = machine_of(machine), MODELS[model].costs, np.swapaxes(known.counts, 0, 1)
     read = (counts > 0).sum(axis=-1) * float(costs.expert_bytes / chip.memory[-1].bandwidth.sum())

@@ -14,6 +14,7 @@ import equinox as eqx
 import insights
 import jax
 import numpy as np
+import turns
 from layers import h100, loads, timeline, told, work_of
 from recorded import recorded
 from runs import (
@@ -276,6 +277,7 @@ BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
     "seeds": seeds,
     "sensitivity": sensitivity,
     "agreement": agreement,
+    "agreement_in_turn": turns.agreement,
     "bounds": bounds,
     "doubled": doubled,
     "insights": insights.tables,
@@ -297,6 +299,8 @@ def tables(traces: Path) -> Iterator[Table]:
     models = [(model,) for model in FP8]
     both = [*itertools.product(FP8, BATCHES)]
     yield Table("throughput", partial(precise, throughput), both, ("model", "batch"), digits=6)
+    by_case = ("model", "seed", "batch")
+    yield Table("readings", partial(precise, turns.readings), turns.CASES, by_case, digits=6)
     for name, rows in BY_MODEL.items():
         yield Table(name, partial(precise, rows), models, ("model",), digits=6)
     for name, rows in (ALONE | {"recorded": partial(recorded, traces)}).items():

@@ -22,6 +22,16 @@ def test_a_channel_serves_all_that_nodes_ask_of_it():
     np.testing.assert_allclose(replay_layer(layer, SHARE, BATCH).node_busy, [22.8, 22.8, 9.3, 9.3])
 
 
+def test_dies_that_do_not_overlap_add_products_to_memory():
+    """Products alone, and memory alone, whose dies multiply in no time."""
+    shared = Memory(np.array([10.0, 20.0]), np.array([3.0, 0.0]), HALVES)
+    products = replay_layer(LAYER, SHARE, BATCH).node_busy
+    waited = replay_layer(replace(LAYER, flops=np.full(4, np.inf), memory=(shared,)), SHARE, BATCH).node_busy
+    seen = replay_layer(replace(LAYER, memory=(shared,), overlap=False), SHARE, BATCH).node_busy
+    assert min(products.min(), waited.min()) > 0
+    np.testing.assert_allclose(seen, products + waited)
+
+
 def test_vectors_stay_in_the_nearest_level_and_weights_pass_all():
     far = Memory(np.array([10.0, 10.0]), np.array([1.0, 1.0]), HALVES)
     near = own_memory([1e9, 1e9, 1e9, 8.0])

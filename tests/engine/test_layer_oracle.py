@@ -13,6 +13,8 @@ from oracles.layer import Tokens
 from oracles.network import NumpyMachine
 
 from jaxmoe.engine import Decisions
+from jaxmoe.engine.demand import Work
+from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import build_exchange
 
@@ -110,6 +112,18 @@ def test_memory_bound_node_by_hand():
     measured = run(cases.layer_model(machine, costs=EQUAL), share, cases.batch(tokens))
     # Node 1 reads 1.25 experts of 3 MB (expert 2 is not used) and 2 vectors in and out.
     assert float(measured.node_time[1]) == pytest.approx((1.25 * 3e6 + 2 * 2 * 8192) / 1e9, rel=1e-5)
+
+
+def test_dies_that_do_not_overlap_add_up_by_hand():
+    """300 GFLOP at 1 GFLOP/s, and 3 kB of weights and 8 B of vectors at 1 kB/s."""
+    level = node_memory(full(1, 1e3))
+    work = Work(full(1, 300e9), full(1, 3e3), full(1, 8.0))
+    for overlap, expected in ((True, 300.0), (False, 303.008)):
+        die = Die(full(1, 1e9), overlap=overlap)
+        lone = Machine(Mesh(full(0, 0.0), full(0, 0.0), shape=(1, 1)), die, level)
+        busy = work.busy(lone)
+        assert float(busy["node"][0]) == pytest.approx(expected, rel=1e-5)
+        assert float(busy["compute"][0]) == 300.0
 
 
 def test_choices_served_elsewhere_by_hand():

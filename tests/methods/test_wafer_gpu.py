@@ -144,6 +144,22 @@ def test_a_batch_larger_than_the_trace_has_requests_is_refused():
         request_batches(trace_of(), 200, 20, 0)
 
 
+@pytest.mark.parametrize("switching", ["cut_through", "store_and_forward"])
+def test_reads_in_turn_are_those_of_the_simulator(setting, switching):
+    batch, keys = steps_of(), {"outstanding": 1, "switching": switching, "split": 1}
+    runs = system_of("wafer_gpu", **keys).runs(setting)
+    for run in runs.values():
+        rolled = run.rollout(batch)
+        assert rolled.time.total[1, 0] == pytest.approx(run.replay(rolled, at(batch, 0, 1), 1, 0), rel=0.02)
+    stream = system_of("wafer_gpu", split=1).runs(setting)["base"].rollout(batch)
+    assert (runs["base"].rollout(batch).time.total > stream.time.total).all()
+
+
+def test_a_stream_is_not_stored_and_forwarded(setting):
+    with pytest.raises(UnsuitableSystemError, match=r"store_and_forward, but dies read in a stream.* to 1 or more"):
+        system_of("wafer_gpu", switching="store_and_forward").runs(setting)
+
+
 def test_slices_that_do_not_divide_an_expert_are_refused(setting):
     with pytest.raises(UnsuitableSystemError, match=r"system.slices is 3, expected a divisor of the 128 columns"):
         system_of("wafer_gpu", slices=3).runs(setting)

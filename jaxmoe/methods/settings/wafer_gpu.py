@@ -88,6 +88,18 @@ class WaferGPUSettings(SystemSettings):
         help="whether dies read into their LLC, while HBM is idle, what the layer before lets expect",
         example=True,
     )
+    outstanding: int | None = _movement(
+        None,
+        help="the number of slices that a die reads at once; it asks for another when one is there",
+        null="for as many as it likes, in a stream",
+        at_least=1,
+        example=1,
+    )
+    switching: Literal["cut_through", "store_and_forward"] = _movement(
+        "cut_through",
+        help="how links pass slices on: as they come, or each when it is there whole",
+        example="store_and_forward",
+    )
     slices: int = _movement(2, help="the number of slices that an expert is read in", at_least=1, example=2)
     request_bytes: float = _movement(
         16.0, help="the size of command and address of a remote request", unit="B", at_least=0, example=16

@@ -6,6 +6,7 @@ one. `GradientAllocation` descends on the model's own time, from homes and not f
 requests, and are allocations as `methods.wafer_gpu.task_allocation` has them.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -144,14 +145,17 @@ def allocation_seconds(layer: FetchLayer, plan: Int[Array, "expert die"], task: 
 
 
 class GradientAllocation(eqx.Module):
-    """The best allocation of whole requests from gradient descent, or homes. One `key` serves all layers and steps."""
+    """The best allocation of whole requests from gradient descent, or homes. One `key` serves all layers and steps.
+
+    Where dies read in turn the descent has them read in a stream, and the exact time of whole requests decides.
+    """
 
     layer: FetchLayer
     key: Key[Array, ""]
 
     def __call__(self, task: AllocationTask) -> Int[Array, "expert die"]:
         task = AllocationTask(task.counts, task.home, task.local.astype(self.layer.machine.die.flops.dtype))
-        return best_whole(self.layer, descend(self.layer, task, self.key), task)
+        return best_whole(self.layer, descend(replace(self.layer, outstanding=None), task, self.key), task)
 
 
 class LinearAllocation(eqx.Module):

@@ -85,7 +85,9 @@ class WaferRun(AbstractRun):
         known = {name: leaf[step, row] for name, leaf in rolled.kept.items()}
         work = SliceWork(**known)
         waiting = rolled.time.stages["host"][step, row] if self.layer.host is not None else 0.0
-        return replay_slices(self.layer.machine, work, self._slice_costs()).seconds + float(waiting)
+        costs, machine, cut_through = self._slice_costs(), self.layer.machine, self.layer.switching == "cut_through"
+        replay = replay_slices(machine, work, costs, outstanding=self.layer.outstanding, cut_through=cut_through)
+        return replay.seconds + float(waiting)
 
     def _slice_costs(self) -> FetchedSliceCosts:
         costs = self.layer.costs
@@ -132,7 +134,13 @@ class WaferGPU(WaferGPUSettings, AbstractSystem):
         home = homes(setting.share)
         pairs = count_pairs(setting.history)
         with jax.enable_x64(True):
-            layer = FetchLayer(machine, self._costs(setting), schedule=setting.model.schedule)
+            layer = FetchLayer(
+                machine,
+                self._costs(setting),
+                schedule=setting.model.schedule,
+                outstanding=self.outstanding,
+                switching=self.switching,
+            )
             room = copies_that_fit(
                 np.full(machine.num_nodes, np.inf) if machine.capacity is None else np.asarray(machine.capacity, float),
                 home,
@@ -166,6 +174,11 @@ class WaferGPU(WaferGPUSettings, AbstractSystem):
             raise UnsuitableSystemError(
                 f"system wafer_gpu reads experts through an LLC and HBM, but the machine states {len(machine.memory)} "
                 "levels of memory; name both at hardware.memory, or use the system static"
+            )
+        if self.outstanding is None and self.switching != "cut_through":
+            raise UnsuitableSystemError(
+                f"system.switching is {self.switching}, but dies read in a stream, for system.outstanding is null; set "
+                "system.outstanding to 1 or more, or system.switching to cut_through"
             )
         if setting.moe.expert_size % self.slices:
             raise UnsuitableSystemError(

@@ -26,7 +26,7 @@ from jaxmoe.engine import (
     StreamTokens,
 )
 from jaxmoe.engine.all_to_all import AllToAllLayer
-from jaxmoe.engine.fetch import traffic_figures
+from jaxmoe.engine.fetch_layer import traffic_figures
 from jaxmoe.methods.camoe.system import CAMoERun
 from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, LoadedRun, OffloadedRun
 from jaxmoe.methods.expert_streaming.system import StreamedRun

@@ -1,0 +1,134 @@
+"""The readings of the machine and of base: whole experts, and slices that dies read in turn."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+from layers import told, work_of
+from runs import (
+    FP8,
+    MAIN_MACHINES,
+    MODELS,
+    POLICIES,
+    SETTINGS,
+    STEPS,
+    Case,
+    Row,
+    even_seconds,
+    homes,
+    layer_of,
+    machine_of,
+    policy_of,
+    requests_of,
+    rolled_out,
+)
+
+from jaxmoe.des import replay_slices
+from jaxmoe.engine import Fetches, FetchLayer
+
+
+class Reading(NamedTuple):
+    """How many slices a die has outstanding, `None` for a stream, and how links pass them on."""
+
+    outstanding: int | None
+    switching: str
+
+    @property
+    def told(self) -> Row:
+        return {"outstanding": "stream" if self.outstanding is None else self.outstanding, "switching": self.switching}
+
+    def layer(self, model: str, machine: str) -> FetchLayer:
+        """A layer of a model on a machine, under this reading."""
+        return replace(layer_of(model, machine), outstanding=self.outstanding, switching=self.switching)
+
+
+IN_TURN = Reading(1, "store_and_forward")
+READINGS = (
+    IN_TURN,
+    *(Reading(outstanding, "store_and_forward") for outstanding in (2, 4)),
+    *(Reading(outstanding, "cut_through") for outstanding in (1, 2, 4, None)),
+)
+WHOLE = {"split": 1}  # base computes every expert whole, on the die whose turn it is
+POLICIES_IN_TURN = {
+    "base": POLICIES["base"] | WHOLE,
+    "pred": POLICIES["pred"] | WHOLE,
+    "home": POLICIES["home"],
+    "allo": POLICIES["allo"],
+    "allo+pred": POLICIES["allo+pred"],
+    "base, 3 dies": POLICIES["base, 3 dies"],
+    "base, blocks": POLICIES["base"],
+}
+EVERY = ("base", "pred", "home", "allo", "allo+pred")  # of these all readings
+FP16_DIES = "later"  # dies of the later edition
+
+
+@eqx.filter_jit
+def _priced(layer: FetchLayer, fetches: Fetches) -> Float[Array, "step layer"]:
+    return jax.lax.map(jax.vmap(lambda asked: layer.time(asked).total), fetches)
+
+
+def readings(model: str, seed: int, batch: int) -> Iterator[Row]:
+    """Microseconds of a layer under every reading, in the mean, in the last ten steps and in the last one.
+
+    Of the seeds but the first, and of FP16 weights, the first reading alone.
+    """
+    known = Case(model, requests_of(model, max(BATCHES_IN_TURN), seed=seed)[:, :batch]).guidance(SETTINGS["top"])
+    most = READINGS if seed == 0 and model in FP8 else READINGS[:1]
+    for machine in MAIN_MACHINES:
+        own = machine if model in FP8 else f"{FP16_DIES} {machine}"
+        home = homes(model, machine_of(own).num_nodes, seed=seed)
+        even = even_seconds(own, model, known).mean()
+        for name, changes in POLICIES_IN_TURN.items():
+            _, _, (asked, traffic) = rolled_out(model, own, policy_of(model, own, home, **changes), known)
+            for reading in most if name in EVERY else READINGS[:1]:
+                seconds = np.asarray(_priced(reading.layer(model, own), asked))
+                yield {
+                    "model": model,
+                    "seed": seed,
+                    "batch": batch,
+                    "machine": machine,
+                    "policy": name,
+                    **reading.told,
+                    "layer_us": seconds.mean() * 1e6,
+                    "later_us": seconds[STEPS // 2 :].mean() * 1e6,
+                    "last_us": seconds[-1].mean() * 1e6,
+                    "even_us": even * 1e6,
+                    **{each: values.mean() for each, values in traffic.items()},
+                }
+
+
+BATCHES_IN_TURN = (4096, 8192, 16384)
+TOGETHER = (*itertools.product(FP8, (0, 1)), *itertools.product((f"{model}, FP16" for model in FP8), (0,)))
+CASES = [(*case, batch) for case, batch in itertools.product(TOGETHER, BATCHES_IN_TURN)]
+
+
+def agreement(model: str) -> Iterator[Row]:
+    """Model and simulator under every reading in turn, over policies and machines, at 512 and 4,096 requests."""
+    drawn = requests_of(model, 4096)
+    for batch, machine in itertools.product((512, 4096), MAIN_MACHINES):
+        known = Case(model, drawn[:, :batch]).guidance(SETTINGS["top"])
+        for name in ("base", "pred", "allo+pred", "base, blocks"):
+            _, _, (asked, _) = rolled_out(model, machine, policy_of(model, machine, **POLICIES_IN_TURN[name]), known)
+            for reading in (each for each in READINGS if each.outstanding is not None):
+                seconds = np.asarray(_priced(reading.layer(model, machine), asked))
+                through = reading.switching == "cut_through"
+                for at in ((0, 0), (1, 2), (19, 3)):  # step, layer
+                    work = work_of(jax.tree.map(lambda leaf, at=at: leaf[at], asked))
+                    chip, costs = machine_of(machine), told(MODELS[model].costs)
+                    replay = replay_slices(chip, work, costs, outstanding=reading.outstanding, cut_through=through)
+                    yield {
+                        "model": model,
+                        "machine": machine,
+                        "batch": batch,
+                        "policy": name,
+                        **reading.told,
+                        "step": at[0],
+                        "layer": at[1],
+                        "model_us": seconds[at] * 1e6,
+                        "simulated_us": replay.seconds * 1e6,
+                    }
