@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import claims
 import equinox as eqx
 import insights
 import jax
@@ -303,6 +304,7 @@ def tables(traces: Path) -> Iterator[Table]:
     yield Table("readings", partial(precise, turns.readings), turns.CASES, by_case, digits=6)
     for name, rows in BY_MODEL.items():
         yield Table(name, partial(precise, rows), models, ("model",), digits=6)
+    yield Table("claims", claims.rows, digits=4)
     for name, rows in (ALONE | {"recorded": partial(recorded, traces)}).items():
         yield Table(name, partial(precise, rows), digits=6)
 

@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 from layers import told, work_of
 from runs import (
     FP8,
+    FP16,
     MAIN_MACHINES,
     MODELS,
     POLICIES,
     SETTINGS,
-    STEPS,
     Case,
     Row,
     even_seconds,
@@ -51,7 +51,7 @@ IN_TURN = Reading(1, "store_and_forward")
 READINGS = (
     IN_TURN,
     *(Reading(outstanding, "store_and_forward") for outstanding in (2, 4)),
-    *(Reading(outstanding, "cut_through") for outstanding in (1, 2, 4, None)),
+    *(Reading(outstanding, "cut_through") for outstanding in (1, 2, None)),
 )
 WHOLE = {"split": 1}  # base computes every expert whole, on the die whose turn it is
 POLICIES_IN_TURN = {
@@ -73,20 +73,24 @@ def _priced(layer: FetchLayer, fetches: Fetches) -> Float[Array, "step layer"]:
 
 
 def readings(model: str, seed: int, batch: int) -> Iterator[Row]:
-    """Microseconds of a layer under every reading, in the mean, in the last ten steps and in the last one.
+    """Microseconds of a layer: of the first reading in all steps, the last ten and the last one; of all in some steps.
 
-    Of the seeds but the first, and of FP16 weights, the first reading alone.
+    Of other seeds than the first, and of FP16 weights, the first reading alone, and blocks at the smallest batch alone,
+    for what the recurrence takes.
     """
     known = Case(model, requests_of(model, max(BATCHES_IN_TURN), seed=seed)[:, :batch]).guidance(SETTINGS["top"])
-    most = READINGS if seed == 0 and model in FP8 else READINGS[:1]
+    most = READINGS if seed == 0 and model in FP8 else ()
+    policies = {name: each for name, each in POLICIES_IN_TURN.items() if batch == SMALLEST or name != "base, blocks"}
     for machine in MAIN_MACHINES:
         own = machine if model in FP8 else f"{FP16_DIES} {machine}"
         home = homes(model, machine_of(own).num_nodes, seed=seed)
         even = even_seconds(own, model, known).mean()
-        for name, changes in POLICIES_IN_TURN.items():
+        for name, changes in policies.items():
             _, _, (asked, traffic) = rolled_out(model, own, policy_of(model, own, home, **changes), known)
-            for reading in most if name in EVERY else READINGS[:1]:
-                seconds = np.asarray(_priced(reading.layer(model, own), asked))
+            some = jax.tree.map(lambda leaf: leaf[SOME], asked)
+            tried = [("all", IN_TURN, asked), *(("some", each, some) for each in most if name in EVERY)]
+            for steps, reading, fetches in tried:
+                seconds = np.asarray(_priced(reading.layer(model, own), fetches))
                 yield {
                     "model": model,
                     "seed": seed,
@@ -94,17 +98,22 @@ def readings(model: str, seed: int, batch: int) -> Iterator[Row]:
                     "machine": machine,
                     "policy": name,
                     **reading.told,
+                    "steps": steps,
                     "layer_us": seconds.mean() * 1e6,
-                    "later_us": seconds[STEPS // 2 :].mean() * 1e6,
+                    "later_us": seconds[len(seconds) // 2 :].mean() * 1e6,
                     "last_us": seconds[-1].mean() * 1e6,
                     "even_us": even * 1e6,
                     **{each: values.mean() for each, values in traffic.items()},
                 }
 
 
-BATCHES_IN_TURN = (4096, 8192, 16384)
-TOGETHER = (*itertools.product(FP8, (0, 1)), *itertools.product((f"{model}, FP16" for model in FP8), (0,)))
-CASES = [(*case, batch) for case, batch in itertools.product(TOGETHER, BATCHES_IN_TURN)]
+SMALLEST, *_ = BATCHES_IN_TURN = (4096, 8192, 16384)
+SOME = slice(4, None, 5)  # steps
+CASES = [
+    *itertools.product(FP8, (0,), BATCHES_IN_TURN),
+    *itertools.product(FP16, (0,), (4096, 16384)),
+    *itertools.product(FP8, (1,), (4096,)),
+]
 
 
 def agreement(model: str) -> Iterator[Row]:

@@ -104,20 +104,21 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("switching", WAYS)
-@pytest.mark.parametrize("outstanding", [1, 3])
-def test_the_model_is_the_simulator(outstanding, switching):
+@pytest.mark.parametrize(("outstanding", "within"), [(1, 1e-6), (2, 1e-6), (3, 0.05)])
+def test_the_model_is_the_simulator(outstanding, within, switching):
+    """But where slices of several dies come to a link at the same moment, which the first of three reads often do."""
     with jax.enable_x64(True):
         for seed in range(3):
             asked = drawn(seed)
             modelled = seconds(asked, outstanding, switching)
-            assert modelled == pytest.approx(simulated(asked, outstanding, switching), rel=2e-3)
+            assert modelled == pytest.approx(simulated(asked, outstanding, switching), rel=within)
 
 
-def test_a_stream_is_never_slower_than_the_first_of_the_reads_alone():
-    """Reads in turn wait for more than the busiest resource."""
+def test_reads_in_turn_take_longer_than_the_busiest_resource():
     for seed in range(3):
-        stream = float(timed(drawn(seed), None, "cut_through").total)
-        assert seconds(drawn(seed), 1, "cut_through") > 0.95 * stream
+        time = timed(drawn(seed), 3, "cut_through")
+        busiest = max(float(each.max()) for each in time.busy["fetch"].values())
+        assert float(time.total) > busiest
 
 
 def test_relaxed_reads_in_turn_are_refused():
