@@ -270,6 +270,26 @@ def draw_performance(out: Path) -> None:
     )
 
 
+def draw_adding(out: Path) -> None:
+    """Experts alone by tokens a device, where memory and products overlap and where they add up."""
+    rows = select(table("performance"), rule="eq_1")
+    pairs = (("nvl72", "dgx_b200_4x8", (35, 37)), ("moentwine_4x8x8", "nvl72", (39, 39)))
+    figure = style.new_figure(11, 4.4, "DeepSeek-V3: experts alone, by how a die's memory and products combine (VI-D)")
+    for axes, (new, old, paper) in zip(figure.subplots(1, 2, sharey=True), pairs, strict=True):
+        for name, label in (("overlap", "the longer counts"), ("add", "they add up")):
+            own = select(rows, memory_and_products=name)
+            before, now = (column(select(own, machine=machine), "experts_us") for machine in (old, new))
+            tokens = column(select(own, machine=new), "tokens") / 4
+            axes.plot(tokens, 100 * (before / now - 1), marker="o", label=label)
+        axes.axhspan(paper[0] - 0.5, paper[1] + 0.5, color="0.6", alpha=0.6, label="paper")
+        axes.set_title(f"{short(new)} over {short(old)}", fontsize=style.PANEL_SIZE)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        style.dress(axes, "tokens of a device", "faster by [%]", grid="both")
+        axes.legend(fontsize=style.TICK_SIZE, frameon=False)
+    style.save(figure, out / "moentwine_adding.png")
+
+
 def short(machine: str) -> str:
     """A machine's name for an axis."""
     if machine.startswith("dgx"):
@@ -307,6 +327,7 @@ def main() -> None:
         draw_scales,
         draw_claims,
         draw_performance,
+        draw_adding,
         draw_agreement,
     ):
         draw(out)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
+from panels import GroupPanel, plot_bar_panels
 from tables import STUDIES, column, distinct, read_table, select
 
 from jaxmoe.report import style
@@ -19,6 +20,7 @@ SPLIT = {"base": "base, 3 dies", "pred": "pred, 3 dies"}  # where base divides e
 MACHINES = {"dojo_5x5": "Dojo", "tsmc_sow_3x8": "TSMC-SoW", "dojo_enhanced_5x5": "Dojo-Enhanced"}
 SPEEDUP = {"DeepSeek-V3": (5.3, 7.0), "Qwen3-235B": (3.1, 4.1)}  # allo+pred over base, V-C, here and in a later edition
 MOST_HOPS = 1000  # reductions above it, where almost no hop is left, are not drawn
+PUBLISHED = {"dojo_5x5": (3.7, 6.0), "tsmc_sow_3x8": (4.7, 7.5)}  # the same by machine
 HOPS = {"pred": (3.7, 4.4), "allo": (17, 661), "allo+pred": (210, 944)}  # V-D
 
 
@@ -144,6 +146,30 @@ def draw_sensitivity(path: Path) -> None:
     style.save(figure, path)
 
 
+def draw_readings(path: Path) -> None:
+    """Gains over base of whole experts by how many slices a die has outstanding and how links pass them on."""
+    rows = select(read_table(TABLES / "readings.csv"), steps="some", seed="0")
+    ways = list(dict.fromkeys((row["outstanding"], row["switching"]) for row in rows))
+    names = [f"{count}, {way.split('_')[0]}" if count != "stream" else count for count, way in ways]
+    panels = []
+    for part, known in (("model", SPEEDUP), ("machine", PUBLISHED)):
+        for name, (published, _) in known.items():
+            own = select(rows, **{part: name})
+            series = {policy: [_mean_gain(own, way, policy) for way in ways] for policy in (*POLICIES[1:], "home")}
+            told = {policy: np.array(values) for policy, values in series.items()}
+            title, reference = MACHINES.get(name, name), (published, "paper, allo+pred")
+            panels.append(GroupPanel(title, names, told, "throughput [times base]", reference=reference))
+    title = "Base computes whole experts: gains by slices outstanding on a die, stored and forwarded or cut through"
+    plot_bar_panels(path, panels, title, columns=2)
+
+
+def _mean_gain(rows: list[dict[str, str]], way: tuple[str, str], policy: str) -> float:
+    """Mean over cases of the time of base over that of a policy, under one reading."""
+    own = select(rows, outstanding=way[0], switching=way[1])
+    base, other = (column(select(own, policy=name), "layer_us") for name in ("base", policy))
+    return float((base / other).mean())
+
+
 def draw_bounds(path: Path) -> None:
     """Line 5: how far Algorithm 1 and the gradient are from the bound."""
     rows = read_table(TABLES / "bounds.csv")
@@ -212,6 +238,7 @@ def main() -> None:
     draw_bounds(HERE / "wafer_gpu_bounds.png")
     draw_loads(HERE / "wafer_gpu_loads.png")
     draw_timeline(HERE / "wafer_gpu_timeline.png")
+    draw_readings(HERE / "wafer_gpu_readings.png")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 The simulator of the wafer-scale study of data movement (IV-D4, V-A): every slice is requested, read, carried over the
 mesh, written as a copy where it is to be kept, and computed when it is there. HBM channels are servers like links, so
-local reads, remote reads and writes of copies contend for them chunk by chunk. What asks for a slice has a channel of
-its own on every link, and waits for no data.
+local reads, remote reads and writes of copies contend for them chunk by chunk.
 """
 
 from dataclasses import dataclass, fields
@@ -85,7 +84,8 @@ def replay_slices(
     not all ask the same home first. Raises `ValueError` for a home that is no die.
 
     With `outstanding` reads a die asks for a slice when the one so many before it is there, whole; slices are moved and
-    computed whole, and cut through every link or are stored and forwarded. Without, a die asks for all its slices at
+    computed whole, and cut through every link or are stored and forwarded. What asks for one has a channel of its own
+    on every link, and waits for no data. Without, a die asks for all its slices at
     time 0, and each streams to some of its cores: `AT_ONCE` parts are on their way, and a part is computed when it is
     there, those of one die in turn.
     """
@@ -133,22 +133,23 @@ def _slices(machine: Machine, work: SliceWork, costs: FetchedSliceCosts) -> _Sli
 class _Reading:
     """A graph of reads and what follows them.
 
-    Servers are the links, the channels of the LLC and of HBM, one each for what takes latency alone, and the links
-    again for what asks.
+    Servers are the links, the channels of the LLC and of HBM, one each for what takes latency alone, and, where what
+    asks travels `apart`, the links again.
     """
 
-    def __init__(self, machine: Machine, costs: FetchedSliceCosts) -> None:
+    def __init__(self, machine: Machine, costs: FetchedSliceCosts, apart: bool) -> None:
         topology, llc, hbm = machine.topology, machine.memory[0], machine.memory[-1]
         links, own = topology.num_links, len(llc.bandwidth) + len(hbm.bandwidth)
         self.costs, self.paths = costs, paths_of(topology)
         self.caches = links + np.asarray(llc.channel)
         self.channels = links + len(llc.bandwidth) + np.asarray(hbm.channel)
-        self.hit, self.miss, self.write, self.asking = range(links + own, links + own + 4)
+        self.hit, self.miss, self.write, again = range(links + own, links + own + 4)
+        self.asking = again if apart else 0
         channel_rates = [np.asarray(level.bandwidth, float) for level in (llc, hbm)]
         link_rate, way = link_rates(topology), np.asarray(topology.link_latency, float)
-        self.rate = np.concatenate([link_rate, *channel_rates, [np.inf] * 3, link_rate])
+        self.rate = np.concatenate([link_rate, *channel_rates, [np.inf] * 3, link_rate[: links * apart]])
         waits = [np.zeros(len(llc.bandwidth)), np.asarray(hbm.latency, float), [costs.hit, costs.miss, costs.write]]
-        self.latency = np.concatenate([way, *waits, way])
+        self.latency = np.concatenate([way, *waits, way[: links * apart]])
         self.graph = GraphBuilder(len(self.rate), machine.num_nodes)
 
     def read(self, slices: _Slices, size: float, asked: bool, after: Rows, part: float = 1.0) -> Int[np.ndarray, " s"]:
@@ -177,7 +178,7 @@ def _run(
     outstanding: int | None,
     cut_through: bool,
 ) -> SimulatedRun:
-    reading = _Reading(machine, costs)
+    reading = _Reading(machine, costs, apart=outstanding is not None)
     if outstanding is None:
         _stream(reading, slices, size)
     else:

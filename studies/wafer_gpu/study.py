@@ -279,6 +279,7 @@ BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
     "sensitivity": sensitivity,
     "agreement": agreement,
     "agreement_in_turn": turns.agreement,
+    "vectors": turns.vectors,
     "bounds": bounds,
     "doubled": doubled,
     "insights": insights.tables,

@@ -21,6 +21,7 @@ from gains import (
     select,
     shared_in_the_llc,
 )
+from in_turn import agreement_in_turn, readings, vectors, verdicts
 
 from jaxmoe.experiment.table import script_options
 
@@ -203,6 +204,10 @@ def sensitivity() -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
+    "Verdicts": verdicts,
+    "Readings": readings,
+    "Model and simulator, in turn": agreement_in_turn,
+    "Hidden vectors": vectors,
     "Against the paper": against_the_paper,
     "Most that copies can gain": most_of_copies,
     "Shared in the LLC": shared_in_the_llc,

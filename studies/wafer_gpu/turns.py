@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from layers import told, work_of
@@ -30,6 +31,7 @@ from runs import (
 
 from jaxmoe.des import replay_slices
 from jaxmoe.engine import Fetches, FetchLayer
+from jaxmoe.network.loads import link_loads
 
 
 class Reading(NamedTuple):
@@ -116,19 +118,24 @@ CASES = [
 ]
 
 
+PLACES = ((0, 0), (1, 2), (19, 3))  # steps and layers in the simulator
+
+
 def agreement(model: str) -> Iterator[Row]:
     """Model and simulator under every reading in turn, over policies and machines, at 512 and 4,096 requests."""
     drawn = requests_of(model, 4096)
+    costs = told(MODELS[model].costs)
     for batch, machine in itertools.product((512, 4096), MAIN_MACHINES):
         known = Case(model, drawn[:, :batch]).guidance(SETTINGS["top"])
         for name in ("base", "pred", "allo+pred", "base, blocks"):
             _, _, (asked, _) = rolled_out(model, machine, policy_of(model, machine, **POLICIES_IN_TURN[name]), known)
+            chosen = jax.tree.map(lambda leaf: np.stack([leaf[at] for at in PLACES])[None], asked)
             for reading in (each for each in READINGS if each.outstanding is not None):
-                seconds = np.asarray(_priced(reading.layer(model, machine), asked))
+                seconds = np.asarray(_priced(reading.layer(model, machine), chosen))[0]
                 through = reading.switching == "cut_through"
-                for at in ((0, 0), (1, 2), (19, 3)):  # step, layer
-                    work = work_of(jax.tree.map(lambda leaf, at=at: leaf[at], asked))
-                    chip, costs = machine_of(machine), told(MODELS[model].costs)
+                for at, (step, layer) in enumerate(PLACES):
+                    work = work_of(jax.tree.map(lambda leaf, at=at: leaf[0, at], chosen))
+                    chip = machine_of(machine)
                     replay = replay_slices(chip, work, costs, outstanding=reading.outstanding, cut_through=through)
                     yield {
                         "model": model,
@@ -136,8 +143,26 @@ def agreement(model: str) -> Iterator[Row]:
                         "batch": batch,
                         "policy": name,
                         **reading.told,
-                        "step": at[0],
-                        "layer": at[1],
+                        "step": step,
+                        "layer": layer,
                         "model_us": seconds[at] * 1e6,
                         "simulated_us": replay.seconds * 1e6,
                     }
+
+
+HIDDEN = {"DeepSeek-V3": 7168, "Qwen3-235B": 4096}
+TOP_K = 8
+IN_BYTES, OUT_BYTES = 1.0, 2.0  # of an element: FP8 on its way to an expert, FP16 on its way back
+
+
+def vectors(model: str) -> Iterator[Row]:
+    """What the paper leaves out: hidden vectors of requests that are computed on other dies than their tokens' own.
+
+    Tokens live evenly on all dies, and dies compute evenly many requests: seconds of the busiest link, there and back.
+    """
+    for machine, batch in itertools.product(MAIN_MACHINES, BATCHES_IN_TURN):
+        topology, dies = machine_of(machine).topology, machine_of(machine).num_nodes
+        requests = jnp.full((dies, dies), batch * TOP_K / dies**2)
+        carried = link_loads(topology, requests) * HIDDEN[model]
+        seconds = float((carried / topology.link_rate).max()) * (IN_BYTES + OUT_BYTES)
+        yield {"model": model, "machine": machine, "batch": batch, "vectors_us": seconds * 1e6}
