@@ -2,10 +2,13 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from jaxmoe.experiment.claims import claim_rows
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "moentwine"
 
@@ -17,7 +20,7 @@ def study():
         yield importlib.import_module("study")
     finally:
         sys.path.remove(str(STUDY))
-        for name in ("study", "cases"):
+        for name in ("study", "cases", "verdicts"):
             sys.modules.pop(name, None)
 
 
@@ -54,6 +57,41 @@ def test_borders_keep_their_part_of_a_link(study):
     usual, fast = (np.unique(topology_of("moentwine_4x8x8", link)[0].link_bandwidth) for link in (None, 4000.0))
     np.testing.assert_allclose(fast, 4 * usual)
     np.testing.assert_allclose(usual, [562.5e9, 1e12])
+
+
+def test_wider_links_shrink_times_of_wafers_alone(study):
+    """As the time model has it: a quarter at four times the bandwidth."""
+    usual = study.Case("moentwine_4x4", "er")
+    known = [
+        row(name, "a", study.total(usual), machine=name, latency_ns="0.0", closing_us=4.0)
+        for name in ("moentwine_4x4", "dgx")
+    ]
+    wafer, cluster = study._wider(known, 4.0)
+    assert wafer["total_us"] == pytest.approx(study.total(replace(usual, link_GB_per_s=4000.0)))
+    assert wafer["closing_us"] == 1.0
+    assert cluster == known[1]
+
+
+def test_verdicts_on_communication(study):
+    """Gains over DGX are calibrated by the link, and wider links leave none of them."""
+    told = {
+        "claim": "13b: WSC over DGX, mean",
+        "paper_%": "56",
+        "within_points": "15",
+        "eq_1_%": "63",
+        "eq_1_wide_%": "91",
+    }
+    floor = {
+        "claim": "13c: ER over baseline, least",
+        "paper_%": "0",
+        "within_points": "at least",
+        "eq_1_%": "-17",
+        "eq_1_wide_%": "-17",
+    }
+    rows = list(claim_rows(importlib.import_module("verdicts").communication([told, floor])))
+    assert [each["verdict"] for each in rows] == ["calibrated", "calibrated", "missed by +35 points"] + [
+        "missed by -17 points"
+    ] * 3
 
 
 def test_a_layout_runs_at_its_best_way_to_fetch(study):
