@@ -81,7 +81,7 @@ class FetchLayer(AbstractLayer):
             stages.append(Stage("fetch", turns, split="whole"))
         else:
             raise ValueError(
-                f"outstanding is {self.outstanding}, and reads in turn are exact alone; relax it with None"
+                f"outstanding is {self.outstanding}, but reads in turn have no relaxed time; give the layer None for it"
             )
         return price(self.machine, self.schedule, tuple(stages), HardMax() if reduction is None else reduction)
 

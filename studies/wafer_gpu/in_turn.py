@@ -17,6 +17,8 @@ def readings() -> None:
         own = select(first, outstanding=outstanding, switching=switching)
         print(f"  {outstanding}, {switching}, steps {', '.join(dict.fromkeys(row['steps'] for row in own))}")
         _told(own)
+        large = mean(gains(select(own, batch="16384"), "allo+pred", "home"))
+        print(f"    at 16,384 allo+pred over expert parallelism {large:.2f}")
     whole = select(rows, steps="all")
     for model in dict.fromkeys(row["model"] for row in whole):
         for seed in dict.fromkeys(row["seed"] for row in select(whole, model=model)):

@@ -280,6 +280,7 @@ BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
     "agreement": agreement,
     "agreement_in_turn": turns.agreement,
     "vectors": turns.vectors,
+    "tops": turns.tops,
     "bounds": bounds,
     "doubled": doubled,
     "insights": insights.tables,

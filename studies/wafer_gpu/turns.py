@@ -118,6 +118,31 @@ CASES = [
 ]
 
 
+TOPS = (32, 64, 128)  # experts that a row of the heat map predicts; the text has "the top n"
+
+
+def tops(model: str) -> Iterator[Row]:
+    """What `pred` gains over base of whole experts by how many experts a row predicts, in all steps and the last."""
+    case = Case(model, requests_of(model, SMALLEST))
+    for machine, top in itertools.product(MAIN_MACHINES, TOPS):
+        known = case.guidance(top)
+        for name in ("base", "pred") if top == TOPS[0] else ("pred",):
+            policy = policy_of(model, machine, **POLICIES_IN_TURN[name])
+            _, _, (asked, traffic) = rolled_out(model, machine, policy, known)
+            seconds = np.asarray(_priced(IN_TURN.layer(model, machine), asked))
+            yield {
+                "model": model,
+                "machine": machine,
+                "batch": SMALLEST,
+                "policy": name,
+                "top": top,
+                "layer_us": seconds.mean() * 1e6,
+                "last_us": seconds[-1].mean() * 1e6,
+                "hops": traffic["hops"].mean(),
+                "last_hops": traffic["hops"][-1].mean(),
+            }
+
+
 PLACES = ((0, 0), (1, 2), (19, 3))  # steps and layers in the simulator
 
 

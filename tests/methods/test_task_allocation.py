@@ -150,6 +150,14 @@ def test_unlike_dies_cost_what_they_are():
         np.testing.assert_array_equal(np.asarray(allocated(rule, *given_))[0], at)
 
 
+def test_a_base_of_whole_experts_deals_them_in_turn():
+    """The study's sentence: equal numbers of experts for each die, wherever their weights are."""
+    counts = jnp.asarray([3, 700, 1, 60, 5, 9, 2])
+    plan = np.asarray(allocated(Dealt(split=1), counts, counts, full((7, 5), 0.0)))
+    np.testing.assert_array_equal(np.argwhere(plan), [[expert, expert % 5] for expert in range(7)])
+    np.testing.assert_array_equal(plan.sum(axis=1), counts)
+
+
 def test_a_split_base_divides_every_expert_over_as_many_dies():
     counts = jnp.asarray([90, 4, 0, 1])
     plan = np.asarray(allocated(Dealt(split=3), counts, counts, full((4, 5), 0.0)))
