@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
+from jaxmoe.cli.comparison_output import NONE, as_factor, new_table, print_table, print_warnings
 from jaxmoe.cli.progress import bars_of
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
+from jaxmoe.cli.sweep_tables import print_best, print_front
 from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.errors import InputError
-from jaxmoe.experiment.limits import resource_name
-from jaxmoe.experiment.metrics import Row, column_of
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.registry import METRICS
-from jaxmoe.report.style import time_unit
-from jaxmoe.sweep.analysis import METHOD, Elasticities, Winner, check_metrics, check_searched, limits, winners
+from jaxmoe.report.style import aligned, time_unit
+from jaxmoe.sweep.analysis import Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.analysis import elasticities as worth
 from jaxmoe.sweep.analysis import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
@@ -76,11 +74,11 @@ def _tell(
 ) -> None:
     """Write and print what came out; `names` are metrics of a Pareto front, `axes` those of a map of winners."""
     best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
-    _print_sweep(study, sweep)
+    print_best(study, sweep, _bytes(study, sweep.points))
     if len({row["strategy"] for row in sweep.rows}) > 1:
         _print_wins(study, _wins(best), len(best))
     if names:
-        _print_front(study, chosen, names)
+        print_front(study, chosen, names)
     print_limits(limits(sweep.rows))
     summary = _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen, "limits": limits(sweep.rows)}
     summary |= {"effects": tell_effects(study, sweep)} if effects else {}
@@ -129,19 +127,6 @@ def _bar(interrupts: Interrupts) -> Iterator[Report]:
         yield report
 
 
-def _print_sweep(study: Study, sweep: Sweep) -> None:
-    """How it went, and the best point by the first metric."""
-    first = study.config.metrics[0]
-    table = Table(title=escape(f"{study.config.name}: {len(sweep.points)} points; {_bytes(study, sweep.points)}"))
-    for column in ("computed now", "groups", "compilations", "compiled again, smaller", "points/s"):
-        table.add_column(column, justify="right")
-    table.add_column(f"best by {first}")
-    rate = f"{sweep.computed / sweep.seconds:.0f}" if sweep.computed else "-"
-    counts = (sweep.computed, sweep.groups, sweep.compiles, sweep.too_large)
-    table.add_row(*map(str, counts), rate, _told(study, sweep, first))
-    print_table(table)
-
-
 def _bytes(study: Study, points: Sequence[Point]) -> str:
     """Bytes of an element where all points have the same."""
     space, of_model = Space(study), {str(point.values.get("model")): point for point in points}
@@ -156,22 +141,6 @@ def _scenario(space: Space, point: Point) -> Scenario | None:
         return space.scenario(point.values)
     except InputError:  # the results have the reason
         return None
-
-
-def _told(study: Study, sweep: Sweep, name: str) -> str:
-    """The best point: its hash, its values and its metrics."""
-    best = sweep.best(name)
-    if best is None:
-        return "none can be compared"
-    shown = ("hash", *sweep.points[0].values, *(column_of(metric) for metric in study.config.metrics))
-    lines = [f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None]
-    if best["busiest_kind"] is not None:
-        lines.append(f"busy longest: {resource_name(best['busiest_kind'])}")
-    return escape("\n".join(lines))
-
-
-def _short(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _summary(study: Study, sweep: Sweep) -> dict[str, Any]:
@@ -203,8 +172,6 @@ def _finite(value: Any) -> Any:
 
 # Printed results: the best strategies, the Pareto front, elasticities, and the bottlenecks of a point.
 
-MOST_ROWS = 20  # of a table; the files have all
-
 
 def _wins(won: list[Winner]) -> dict[str, dict[str, Any]]:
     """Number of cases in which each strategy is best, and the median lead over the next one there, by strategy."""
@@ -225,18 +192,6 @@ def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> No
     for name, told in sorted(wins.items(), key=lambda item: -item[1]["cases"]):
         behind = "-" if told["median_behind"] is None else f"{100 * told['median_behind']:.1f}"
         table.add_row(name, str(told["cases"]), behind)
-    print_table(table)
-
-
-def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
-    keys = [key for key in study.config.axes if key not in METHOD]
-    shown = ["hash", *(column_of(name) for name in names), "strategy", "exchange", *keys]
-    more = f", the first {MOST_ROWS}" if len(rows) > MOST_ROWS else ""
-    table = Table(title=escape(f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"))
-    for column in shown:
-        table.add_column(escape(column.rpartition(".")[2]), no_wrap=column == "hash")
-    for row in rows[:MOST_ROWS]:
-        table.add_row(*(escape(_short(row.get(column))) for column in shown))
     print_table(table)
 
 
@@ -286,17 +241,18 @@ def _print_explanation(told: Explanation) -> None:
     factor, unit = time_unit(told.total)
     title = f"{told.point.hash}: {told.point.values['strategy']} under {told.exchange} [{unit}]"
     table = new_table(title, "busy", (*told.stages, "all stages"))
-    kinds = dict.fromkeys(resource.kind for resource in told.resources)
-    for kind in kinds:
+    rows: list[tuple[str, list[float | None]]] = []
+    for kind in dict.fromkeys(resource.kind for resource in told.resources):
         of_kind = [resource for resource in told.resources if resource.kind == kind]
-        for resource in of_kind[:3]:
-            busy = [*(resource.busy.get(stage, 0.0) for stage in told.stages), resource.total]
-            table.add_row(resource.place, *(f"{seconds * factor:.4g}" for seconds in busy))
-        table.add_row(f"... {len(of_kind)} of this kind", *[""] * (len(told.stages) + 1), end_section=True)
-    beside = [told.beside(stage) for stage in told.stages]
-    table.add_row("beside the busiest: delays", *(f"{seconds * factor:.4g}" for seconds in beside), "")
-    table.add_row("time", *(f"{seconds * factor:.4g}" for seconds in (*told.stages.values(), told.total)))
-    bound = "none" if told.bound is None else f"{told.bound * factor:.4g} ({told.total / told.bound:.2f} times)"
+        rows += [(each.place, [*(each.busy.get(at, 0.0) for at in told.stages), each.total]) for each in of_kind[:3]]
+        rows.append((f"... {len(of_kind)} of this kind", [None] * (len(told.stages) + 1)))
+    rows.append(("beside the busiest: delays", [*map(told.beside, told.stages), None]))
+    rows.append(("time", [*told.stages.values(), told.total]))
+    columns = zip(*(values for _, values in rows), strict=True)
+    shown = [aligned(None if value is None else value * factor for value in column) for column in columns]
+    for (place, _), *cells in zip(rows, *shown, strict=True):
+        table.add_row(place, *(cell.replace(NONE, "") for cell in cells), end_section=place.startswith("..."))
+    bound = "none" if told.bound is None else f"{told.bound * factor:.4g} ({as_factor(told.total / told.bound)})"
     table.add_row("lower bound", *[""] * len(told.stages), bound)
     print_table(table)
     print_warnings([told.note] if told.note else [])

@@ -47,7 +47,7 @@ class Explanation:
 
     def beside(self, stage: str) -> float:
         """Seconds of a stage beyond its busiest resource: delays of paths, and batches limited by another resource."""
-        return self.stages[stage] - self.busiest(stage).busy[stage]
+        return max(self.stages[stage] - self.busiest(stage).busy[stage], 0.0)  # but for rounding it is never less
 
 
 LEAST_OF_HASH = 6  # letters, so that a row number that is too large is not taken for one

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from jaxmoe.config import ConfigError, RuleError, Section, load_section
 from jaxmoe.config.expressions import check_expression, in_order
-from jaxmoe.config.files import read_mapping
+from jaxmoe.config.files import read_mapping, shipped_names
 from jaxmoe.config.keys import PLAN, SYSTEM, Count, RangeConfig, Seed, Texts, is_of_system
 from jaxmoe.registry import METRICS
 
@@ -63,7 +63,9 @@ class StudyConfig(Section):
 
     name: str = Field(default="unnamed", description="a name for tables", examples=["mesh_machines"])
     scenario: str = Field(
-        min_length=1, description="the path of the base scenario, from the study file", examples=["quickstart.yaml"]
+        min_length=1,
+        description="the base scenario: its path from the study file, or the name of a shipped one",
+        examples=["quickstart"],
     )
     layers: Annotated[tuple[int, ...], Field(strict=False)] | None = Field(
         default=None, description="the layers to time, as numbered in the full model, or null for all", examples=[[3]]
@@ -214,14 +216,16 @@ def axis_of(value: Any, keys: tuple[str | int, ...]) -> RangeConfig | list[Any]:
 
 @dataclass(frozen=True)
 class Study:
-    """A study file that was read. `scenario` is an absolute path."""
+    """A study file that was read. `scenario` is an absolute path, of the shipped file where it is the name of one."""
 
     path: Path
     config: StudyConfig
 
     @property
     def scenario(self) -> Path:
-        return self.path.parent / Path(self.config.scenario).expanduser()
+        beside = self.path.parent / Path(self.config.scenario).expanduser()
+        by_name = shipped_names("scenarios").get(self.config.scenario)
+        return beside if by_name is None or beside.exists() else by_name
 
     @property
     def has_systems(self) -> bool:

@@ -1,6 +1,7 @@
 """`jaxmoe sweep`: what it writes and says, one clear error for bad input, and what Ctrl-C leaves."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,9 +13,11 @@ from pyarrow import dataset, parquet
 
 from jaxmoe.cli.session import Interrupts
 from jaxmoe.cli.sweep_answers import label_of
+from jaxmoe.config.files import shipped_names
 from jaxmoe.registry import METRICS
 from jaxmoe.run_folders import RECORD, locked
 from jaxmoe.sweep import evaluation
+from jaxmoe.sweep.study import read_study
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 AXES = {LINK: [2, 8], DIE: [1, 2], "strategy": ["tp", "ep_balanced"]}
@@ -85,7 +88,7 @@ def test_without_a_slope_there_are_no_elasticities_but_all_else(run, study, out)
     result = run("sweep", given, "--out", out, "--pareto", "total, p95", "--elasticities")
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
-    assert "best by total" in result.stdout
+    assert "best by total of 2 points" in result.stdout
     assert result.stderr.count("no elasticities:") == 1
     assert "Traced" not in result.stderr
 
@@ -99,7 +102,46 @@ def test_a_point_is_explained(run, study, out):
     assert told["total_s"] == pytest.approx(row["total_s"], rel=1e-5)
     assert told["resources"][0]["total_s"] == pytest.approx(row["busiest_s"], rel=1e-5)
     assert told["bound_s"] <= told["total_s"]
+    assert min(stage["beside_s"] for stage in told["stages"].values()) >= 0  # rounding does not count
     assert "lower bound" in result.stdout
+
+
+SLOW = {"compute_TFLOPs_per_s": 0.5, "memory_bandwidth_GB_per_s": 500, "memory_capacity_GB": 16}
+
+
+def test_whole_mappings_fit_a_terminal_of_80_columns(run, study, out, monkeypatch):
+    """A mapping of an axis stands once below the front; its rows name it by its number, and no cell is cut off."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    fast = SLOW | {"compute_TFLOPs_per_s": 5}
+    axes = {"hardware.die": [SLOW, fast], LINK: [2, 8], "strategy": ["ep_balanced"]}
+    result = run("sweep", study(axes=axes), "--out", out, "--pareto", "total,utilisation")
+    assert result.exit_code == 0, result.output
+    lines = re.sub(r"\x1b\[[\d;]*m", "", result.stdout).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    best = min(rows_in(out), key=lambda row: row["total_s"])
+    front = lines[next(at for at, line in enumerate(lines) if "Pareto front" in line) :]
+    (row,) = (line for line in front if line.startswith(f"│ {best['hash'][:8]} "))
+    assert row.split("│")[-3].strip() == "#2"
+    assert sum('hardware die #2: {"compute_TFLOPs_per_s": 5' in line for line in front) == 1
+
+
+def test_times_of_a_sweep_have_a_handy_unit(run, study, out):
+    result = run("sweep", study(), "--out", out)
+    best = min(rows_in(out), key=lambda row: row["total_s"])
+    unit, cell = re.search(r"│ total \[(.*?)\] +│ ([\d.]+)", result.stdout).groups()
+    assert float(cell) == pytest.approx({"ms": 1e3, "µs": 1e6, "ns": 1e9}[unit] * best["total_s"], rel=1e-3)
+    assert 1 <= float(cell) < 1000
+
+
+def test_a_shipped_scenario_is_named(study):
+    """Its name finds it from any folder, but for a file of that name beside the study."""
+    path = study(scenario="quickstart")
+    assert read_study(path).scenario == shipped_names("scenarios")["quickstart"]
+    (own := path.parent / "quickstart").touch()
+    assert read_study(path).scenario == own
 
 
 @pytest.mark.parametrize(
