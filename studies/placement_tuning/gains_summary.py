@@ -58,7 +58,7 @@ def variations(rows: list[Row]) -> str:
             (row["cell"], row["copies"]): f"{float(row['over_tuned']):.3f} +- {float(row['interval']):.3f}"
             for row in of
         }
-        lines.append([variation.replace(" us", " µs"), *(found.get(cell, "-") for cell in cells)])
+        lines.append([variation, *(found.get(cell, "-") for cell in cells)])
     return markdown(["variation", *(f"{cell}, copies: {copies}" for cell, copies in cells)], lines)
 
 

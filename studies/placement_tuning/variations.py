@@ -61,7 +61,7 @@ def variations(case: Case) -> list[Variation]:
     """The setting of the tuning, and others."""
     return [
         Variation("as tuned"),
-        Variation("hops of 0.2 us", ("hardware.link.latency_ns=200",)),
+        Variation("hops of 0.2 µs", ("hardware.link.latency_ns=200",)),
         Variation("ports of two links", ports(case, 2)),
         Variation("ports of one link", ports(case, 1)),
         Variation("chunks of 16 KiB", ("hardware.router.chunk_B=16384",)),

@@ -1,5 +1,6 @@
 """Every script of a study tells what it makes, and where its tables go, before it does any work."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,8 @@ def test_help_says_what_a_script_makes(path, tmp_path):
     assert source.split('"""')[1].split("\n")[0] in done.stdout
     assert ("--out FOLDER" in done.stdout) == any(writer in source for writer in WRITERS)
     assert not any(tmp_path.iterdir())
+
+
+def test_microseconds_have_their_letter_in_scripts_and_tables():
+    for path in (*STUDIES.glob("*/*.py"), *STUDIES.glob("*/*.csv"), *STUDIES.glob("*/*.md")):
+        assert not re.search(r"\d us\b", path.read_text()), path
