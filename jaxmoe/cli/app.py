@@ -65,9 +65,6 @@ def tune(
     time_limit: options.TimeLimit = None,
     hardware: options.HardwareSpace = None,
     wide: options.Wide = False,
-    csv: options.Csv = None,
-    latex: options.Latex = None,
-    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -91,9 +88,6 @@ def evaluate(
     layers: options.Layers = None,
     phase: options.Phase = None,
     wide: options.Wide = False,
-    csv: options.Csv = None,
-    latex: options.Latex = None,
-    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -121,7 +115,6 @@ def validate(
     layers: options.Layers = None,
     timeline: options.Timeline = None,
     timeline_of: options.TimelineOf = None,
-    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -145,7 +138,6 @@ def simulate(
     layers: options.Layers = None,
     timeline: options.Timeline = None,
     wide: options.Wide = False,
-    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -207,9 +199,6 @@ def sweep(
     wins_map: options.Map = None,
     memory: options.Memory = None,
     ray: options.Ray = None,
-    csv: options.Csv = None,
-    latex: options.Latex = None,
-    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:

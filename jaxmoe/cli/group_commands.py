@@ -143,7 +143,6 @@ def plan_advise(
     steps: group_options.Steps = 1000,
     context: group_options.Context = 1024,
     weight_bytes: group_options.WeightBytes = None,
-    json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import Parameter, Signature
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from jaxmoe.cli.progress import messages
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
 
@@ -23,6 +25,24 @@ if TYPE_CHECKING:
     from jaxmoe.cli.session import OutputFolder
 
 CSV, LATEX = "--csv", "--latex"
+Csv = Annotated[
+    Path | None,
+    typer.Option(
+        CSV, metavar="FILE", help="Write the printed tables as CSV too: FILE.csv, FILE_2.csv, ..", show_default=False
+    ),
+]
+Latex = Annotated[
+    Path | None,
+    typer.Option(
+        LATEX, metavar="FILE", help="Write the printed tables for LaTeX too, with booktabs.", show_default=False
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print summary.json, and nothing else, in place of tables.")]
+OPTIONS = {
+    name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=of)
+    for name, of, default in (("csv", Csv, None), ("latex", Latex, None), ("json", Json, False))
+}
+LAST = ("quiet", "verbose")  # of the options of a command
 _kept: ContextVar[list[Table] | None] = ContextVar("_kept", default=None)
 
 
@@ -30,6 +50,13 @@ def keep(table: Table) -> None:
     """Remember a table that is printed, where files of tables are wanted."""
     if (tables := _kept.get()) is not None:
         tables.append(table)
+
+
+def with_options(signature: Signature) -> Signature:
+    """The signature of a command with the options of this module, which all that print tables have."""
+    given = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]
+    first, last = ([each for each in given if (each.name in LAST) == wanted] for wanted in (False, True))
+    return signature.replace(parameters=[*first, *OPTIONS.values(), *last])
 
 
 @dataclass
@@ -41,9 +68,13 @@ class KeptOutput:
     json: bool = False
     _tables: list[Table] = field(default_factory=list)
 
+    @property
+    def _files(self) -> tuple[tuple[str, Path | None], ...]:
+        return (CSV, self.csv), (LATEX, self.latex)
+
     def check(self) -> None:
         """Raise `InputError` where a file cannot be written, before any work."""
-        for option, path in ((CSV, self.csv), (LATEX, self.latex)):
+        for option, path in self._files:
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
                 raise InputError(f"{option} is {path}, and {why}; give the name of a file in a folder that is there")
@@ -65,6 +96,10 @@ class KeptOutput:
     def _write(self, folder: "OutputFolder") -> None:
         if self.json:
             typer.echo(folder.summary, nl=False)
+        if not self._tables:
+            for option in (option for option, path in self._files if path is not None):
+                messages().print(f"[yellow]note:[/] {option}: this run printed no table, so none is written")
+            return
         if self.csv is not None:
             # A file has one table: the second is in FILE_2.csv.
             for number, table in zip(count(1), self._tables, strict=False):

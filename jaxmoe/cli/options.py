@@ -244,22 +244,6 @@ ReportFile = Annotated[
 Wide = Annotated[
     bool, typer.Option("--wide", help="Print all columns: stages, p95, the simulator, energy; best at 120 columns.")
 ]
-Csv = Annotated[
-    Path | None,
-    typer.Option(
-        "--csv",
-        metavar="FILE",
-        help="Write the printed tables as CSV too: FILE.csv, FILE_2.csv, ..",
-        show_default=False,
-    ),
-]
-Latex = Annotated[
-    Path | None,
-    typer.Option(
-        "--latex", metavar="FILE", help="Write the printed tables for LaTeX too, with booktabs.", show_default=False
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print summary.json, and nothing else, in place of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 NewMachine = Annotated[

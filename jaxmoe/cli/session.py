@@ -1,5 +1,6 @@
 """Shared frame of all commands: output folder, Ctrl-C, one clear message for bad input, exit codes."""
 
+import inspect
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import typer
 from rich.markup import escape
 
 from jaxmoe.cli.earlier_results import LISTED, SUMMARY, EarlierResults, earlier_results
-from jaxmoe.cli.kept_output import KeptOutput
+from jaxmoe.cli.kept_output import OPTIONS, KeptOutput, with_options
 from jaxmoe.cli.progress import messages, progress_lines
 from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
@@ -244,7 +245,7 @@ def runs(
     """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
 
     The command is called as the signature, in words: `plan_show` is `plan show`. One that `resumes` goes on with the
-    results in its folder.
+    results in its folder. All have the options of `kept_output`, for other programs.
 
     A wrong key in a `scenario`, or in a file that `check` reads, is reported before JAX is loaded, and so is how a
     config.json of the model was read. A pipe is not checked early, as it can be read only once.
@@ -254,7 +255,7 @@ def runs(
         @wraps(signature)
         def command(out: Path | None, verbose: bool, quiet: bool, **given: Any) -> None:
             name, files = signature.__name__.replace("_", " "), _files_in(given)
-            output = KeptOutput(**{option: given.pop(option) for option in ("csv", "latex", "json") if option in given})
+            output = KeptOutput(**{option: given.pop(option) for option in OPTIONS})
             with errors_told(verbose):
                 output.check()
             with (
@@ -273,6 +274,7 @@ def runs(
                 body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
                 body(folder, interrupts, **given)
 
+        command.__signature__ = with_options(inspect.signature(signature))  # type: ignore[attr-defined]
         return command
 
     return with_body

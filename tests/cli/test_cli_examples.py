@@ -66,17 +66,20 @@ KERNEL_ROW = {
 }
 
 
-def commands(group: typer.core.TyperGroup, name: str = "") -> Iterator[tuple[str, str]]:
-    """All commands by their words, with their help."""
+def commands(group: typer.core.TyperGroup, name: str = "") -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """All commands by their words."""
     for word, command in group.commands.items():
         words = f"{name} {word}".strip()
         if isinstance(command, typer.core.TyperGroup):
             yield from commands(command, words)
         else:
-            yield words, command.help or ""
+            yield words, command
 
 
 COMMANDS = dict(commands(typer.main.get_command(app)))
+FOR_PROGRAMS = ("--json", "--csv", "kept.csv", "--latex", "kept.tex")
+WITHOUT_RESULTS = {"init", "list", "report", "calibrate predict"}  # they write one file, or none
+WITHOUT_TABLES = {"trace synth"}
 
 
 def fences(path: Path, language: str) -> list[str]:
@@ -97,7 +100,7 @@ FIRST = TYPED.pop(0)  # has a test of its own
 
 def example_of(command: str) -> list[str]:
     """The words of the example in a command's help, without `jaxmoe`."""
-    (line,) = re.findall(r"^\s*Example: jaxmoe (.+)$", COMMANDS[command], re.M)
+    (line,) = re.findall(r"^\s*Example: jaxmoe (.+)$", COMMANDS[command].help or "", re.M)
     return shlex.split(line)
 
 
@@ -145,8 +148,15 @@ def test_every_command_has_an_example_of_itself():
 def test_the_example_in_the_help_runs(run, desk, command):
     if command in FEW_LAYERS:
         write_trace(desk / "trace.npz", trace_of(range(0, 32, 8)))
-    done = run(*example_of(command), *SHORTER.get(command, ()))
+    kept = () if command in WITHOUT_RESULTS else FOR_PROGRAMS
+    done = run(*example_of(command), *SHORTER.get(command, ()), *kept)
     assert done.exit_code == 0, done.output
+    if kept:  # nothing else is on standard output, and a table of people is one of programs too
+        assert json.loads(done.stdout)["command"] == command
+        assert ("--csv: this run printed no table" in done.stderr) == (command in WITHOUT_TABLES)
+    if kept and command not in WITHOUT_TABLES:
+        assert (desk / "kept.csv").read_text().count("\n") > 1
+        assert r"\midrule" in (desk / "kept.tex").read_text()
 
 
 @pytest.mark.slow
