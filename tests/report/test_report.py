@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.hardware import Mesh, switch
-from jaxmoe.hardware.networks import num_links
+from jaxmoe.hardware.networks import num_links, torus
 from jaxmoe.report.html import (
     Figure,
     Folded,
@@ -167,7 +167,13 @@ def test_loads_of_a_version_without_grids_are_read(tmp_path):
     np.savez(tmp_path / "loads.npz", **arrays)
     again = read_loads(tmp_path / "loads.npz")
     assert again.grid == ()
-    assert "title" not in loads_block(again, ["one"]).data["figure"]["layout"]["xaxis"]
+    assert again.sides == (2, 3)  # as its positions say
+
+
+def test_a_network_without_rows_and_columns_has_axes_without_names():
+    loads = loads_of(switch(4, 1e9, 0.0))
+    assert loads.sides == ()
+    assert "title" not in loads_block(loads, ["one"]).data["figure"]["layout"]["xaxis"]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +205,19 @@ def test_arrows_stand_on_the_right_of_their_way_and_point_along_it():
         beside = np.array([x, y]) - (positions[start] + positions[end]) / 2
         assert beside @ along == pytest.approx(0, abs=1e-4)
         assert along[0] * beside[1] - along[1] * beside[0] > 0  # y runs down: this is to the right
+
+
+@pytest.mark.parametrize("sides", [(4, 4), (3, 5)])
+def test_links_round_the_edge_of_a_torus_have_a_place_of_their_own(sides):
+    """Their line runs over those of other links; nodes are numbered as those of a mesh."""
+    topology = torus(sides, 1e9, 0.0)
+    block = loads_block(loads_of(topology), ["one"])
+    _, nodes, arrows = block.data["figure"]["data"][:3]
+    places = np.array([[*arrows["x"], *nodes["x"]], [*arrows["y"], *nodes["y"]]]).T
+    apart = np.linalg.norm(places[:, None] - places, axis=-1) + np.eye(len(places))
+    assert apart.min() > 0.19  # of the least distance of nodes; lanes of one pair are 0.28 apart
+    assert f"Node {sides[1]} x row + column" in block.caption
+    assert block.data["figure"]["layout"]["yaxis"]["title"]["text"] == "row"
 
 
 def test_loads_are_told_in_a_unit_that_suits_them():

@@ -77,7 +77,7 @@ def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> TableBloc
     best = _column(strategies[reference], "best_total_s")
     rows = []
     for name, of in strategies.items():
-        mean, ratio = of["mean"], float((_column(of, "best_total_s") / best).mean())
+        mean, ratio = of["mean"], float((_column(of, "best_total_s") / best).mean()) if of["comparable"] else None
         own = [mean[f"{key}_s"] * factor for key in (*STAGES, "total", "p95_total")]
         under = mean["best_total_s"] * factor if of["comparable"] else None
         fits = name if of["fits"] else f"{name} (does not fit)"

@@ -12,9 +12,11 @@ from scipy.spatial import cKDTree
 from jaxmoe.files import atomic_write
 from jaxmoe.report.html.blocks import Figure, ReportError, axis, figure, rounded
 from jaxmoe.report.style import LINK_BYTES, LINK_TIME, NODE_BYTES, NODE_TIME
+from jaxmoe.report.timeline import bends
 
 MOST_NUMBERS = 1_000_000  # in the page; of more, evenly spaced frames are shown
 LANE = 0.14  # how far a link is drawn beside the line that joins its ends, to its right; of the least distance
+FAR_LANE = 0.36  # of a link whose line runs over other nodes, as those round the edge of a torus
 BAR_ROOM = 64  # CSS pixels for a colour bar with its title and ticks
 MOST_TICKS = 12  # of a side that has a number at every row
 VIRIDIS, MAGMA = "Viridis", "Magma"
@@ -26,6 +28,7 @@ class MachineLoads:
 
     `unit` is `s` where values are busy seconds, and `B` where nodes received and links carried bytes. Vertices after
     the nodes are switches. `grid` has the rows and columns of a mesh, whose positions are (column, row), else nothing.
+    `sides` has those of any network whose nodes lie so, as a torus.
     """
 
     names: list[str]
@@ -36,6 +39,14 @@ class MachineLoads:
     positions: Float[np.ndarray, "vertex 2"]  # to the right, and down
     unit: str
     grid: tuple[int, ...] = ()
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        if self.grid:
+            return self.grid
+        columns, rows = (int(each) for each in self.positions.max(axis=0, initial=0) + 1)
+        lattice = np.argwhere(np.ones((rows, columns)))[:, ::-1]
+        return (rows, columns) if min(rows, columns) > 1 and np.array_equal(self.positions, lattice) else ()
 
 
 def write_loads(path: Path, loads: MachineLoads) -> None:
@@ -108,15 +119,16 @@ def loads_block(loads: MachineLoads, shown: list[str]) -> Figure:
 
 
 def _numbering(loads: MachineLoads) -> str:
-    """How nodes of a mesh are counted."""
-    return f" Node {loads.grid[1]} x row + column; rows go down." if len(loads.grid) == 2 else ""
+    """How nodes of a mesh or torus are counted."""
+    return f" Node {loads.sides[1]} x row + column; rows go down." if len(loads.sides) == 2 else ""
 
 
 def _machine(loads: MachineLoads, titles: list[tuple[str, str]]) -> dict[str, Any]:
     """Lines where links run, nodes, links, switches: colours and sizes of nodes and links come with a frame."""
     start, end = (loads.positions[loads.link_ends[:, side]] for side in (0, 1))
     lines = np.stack([start, end, np.full_like(start, np.nan)], axis=1).reshape(-1, 2)
-    arrows, angles = _arrows(start, end, _spacing(loads.positions))
+    spacing = _spacing(loads.positions)
+    arrows, angles = _arrows(start, end, spacing, bends(loads.link_ends, loads.positions / spacing))
     nodes = loads.node.shape[-1]
     node_text = [str(node) for node in range(nodes)]
     link_text = [f"link {a} to {b}" for a, b in loads.link_ends]
@@ -148,9 +160,9 @@ def _machine(loads: MachineLoads, titles: list[tuple[str, str]]) -> dict[str, An
 def _axis(loads: MachineLoads, name: str) -> dict[str, Any]:
     """An axis of a mesh with its name and numbers; of another network, whose positions mean nothing, a blank one."""
     plain = {"showgrid": False, "zeroline": False, "fixedrange": True}
-    if not loads.grid:
+    if not loads.sides:
         return plain | {"showticklabels": False}
-    return axis(name) | plain | {"tickformat": "d", "dtick": 1 if max(loads.grid) <= MOST_TICKS else 4}
+    return axis(name) | plain | {"tickformat": "d", "dtick": 1 if max(loads.sides) <= MOST_TICKS else 4}
 
 
 def _coloured(
@@ -194,12 +206,18 @@ def _listed(value: Any) -> Any:
     return rounded(value) if isinstance(value, np.ndarray) else value
 
 
-def _arrows(start: np.ndarray, end: np.ndarray, spacing: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where to draw links, and their direction in degrees clockwise from up; y runs down."""
+def _arrows(start: np.ndarray, end: np.ndarray, spacing: float, far: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where to draw links, and their direction in degrees clockwise from up; y runs down.
+
+    In the middle of their way, or, of those that are `far` from it, between two of the nodes that it runs over.
+    """
     along = end - start
     length = np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-9)
     right = np.stack([-along[:, 1], along[:, 0]], axis=1) / length
-    return (start + end) / 2 + LANE * spacing * right, np.degrees(np.arctan2(along[:, 0], -along[:, 1]))
+    between = (np.floor(length / spacing / 2 + 1e-6) + 0.5) * spacing / length
+    at = start + np.where(far[:, None], between, 0.5) * along
+    at += np.where(far, FAR_LANE, LANE)[:, None] * spacing * right
+    return at, np.degrees(np.arctan2(along[:, 0], -along[:, 1]))
 
 
 def _spacing(positions: np.ndarray) -> float:
