@@ -19,9 +19,11 @@ from jaxmoe.report import (
     plot_layer_latency,
     plot_mesh_loads,
     plot_model_vs_simulation,
+    plot_network,
     plot_speedups,
 )
 from jaxmoe.report.html import MachineLoads, write_loads
+from jaxmoe.report.style import LINK_TIME, NODE_TIME
 from jaxmoe.tune import History, TuneResult
 
 
@@ -42,6 +44,8 @@ def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison
     plot_breakdown(folder.target("breakdown.png"), stages, title, limits)
     if inputs.shape is not None:
         _draw_mesh_loads(folder, inputs, inputs.shape, comparison)
+    else:
+        _draw_network_loads(folder, inputs, comparison)
     simulated = {name: replay.time.communication for name, replay in comparison.replays.items()}
     model = {name: comparison.replayed[name].communication for name in simulated}
     draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
@@ -121,6 +125,23 @@ def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int
     ]
     title = f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, where {before} and {after} differ most"
     plot_mesh_loads(folder.target("mesh_loads.png"), shape, panels, title)
+
+
+def _draw_network_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
+    """Loads on a network that is no mesh, under the fastest strategy's own exchange, in its slowest layer."""
+    name, topology = comparison.fastest or next(iter(comparison.scores)), inputs.model.machine.topology
+    score = comparison.scores[name]
+    row = int(score.mean.argmax())
+    plot_network(
+        folder.target("network_loads.png"),
+        np.asarray(topology.link_ends),
+        np.asarray(topology.positions()),
+        score.link_time[row],
+        score.node_time[row],
+        title=f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, {name} under its own exchange",
+        num_nodes=topology.num_nodes,
+        measures=(NODE_TIME, LINK_TIME),
+    )
 
 
 def _before_and_after(comparison: Comparison) -> tuple[str, str]:

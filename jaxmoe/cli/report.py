@@ -180,7 +180,7 @@ def _about(summary: Mapping[str, Any]) -> list[Block]:
         blocks.append(Folded("The resolved configuration", text))
     stages = summary.get("wall_s", {}).get("stages", {})
     if stages:
-        rows = [[name, spent["run_s"], spent["compile_s"]] for name, spent in stages.items()]
+        rows = [[name, *(round(spent[key], 2) for key in ("run_s", "compile_s"))] for name, spent in stages.items()]
         blocks.append(TableBlock("Wall time [s]", ["stage", "running", "compiling"], rows))
     if "versions" in summary:
         rows = [[name, version] for name, version in summary["versions"].items()]

@@ -157,7 +157,8 @@ def plot_convergence(
             np.asarray(seconds) * factor,
             color=style.INK,
             linewidth=1.8,
-            label="minimised value; of a descent relaxed, less and less",
+            marker="o" if len(step) == 1 else None,  # no line shows one value
+            label="minimised value, relaxed less and less in the descent",
         )
         style.dress(axes, f"step of the {stage}", label)
         _draw_levels(axes, stages, bound, factor, unit)

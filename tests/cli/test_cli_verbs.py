@@ -214,6 +214,7 @@ def test_machines_that_are_no_meshes(run, scenario, tmp_path):
         assert result.exit_code == 0, result.output
         assert summary_of(tmp_path / verb)["agreement"]["communication"]["mean_abs_error_percent"] < 20
         assert "mesh_loads.png" not in names_in(tmp_path / verb)
+        assert ("network_loads.png" in names_in(tmp_path / verb)) == (verb != "validate")
     assert read_plan(plan).mesh_shape is None
     strategies = summary_of(tmp_path / "evaluate")["strategies"]
     assert strategies["hybrid_complete"]["layers"][0]["exchange"] == "rings_2_both_ways"

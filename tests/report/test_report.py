@@ -216,7 +216,8 @@ def test_links_round_the_edge_of_a_torus_have_a_place_of_their_own(sides):
     places = np.array([[*arrows["x"], *nodes["x"]], [*arrows["y"], *nodes["y"]]]).T
     apart = np.linalg.norm(places[:, None] - places, axis=-1) + np.eye(len(places))
     assert apart.min() > 0.19  # of the least distance of nodes; lanes of one pair are 0.28 apart
-    assert f"Node {sides[1]} x row + column" in block.caption
+    assert f"Node {sides[1]} x row + column; rows go down. Outer arrows are of links round" in block.caption
+    assert "Outer arrows" not in loads_block(loads_of(mesh(sides)), ["one"]).caption
     assert block.data["figure"]["layout"]["yaxis"]["title"]["text"] == "row"
 
 

@@ -119,8 +119,12 @@ def loads_block(loads: MachineLoads, shown: list[str]) -> Figure:
 
 
 def _numbering(loads: MachineLoads) -> str:
-    """How nodes of a mesh or torus are counted."""
-    return f" Node {loads.sides[1]} x row + column; rows go down." if len(loads.sides) == 2 else ""
+    """How nodes of a mesh or torus are counted, and where to look for links round its edge."""
+    if len(loads.sides) != 2:
+        return ""
+    far = bends(loads.link_ends, loads.positions).any()
+    round_it = " Outer arrows are of links round the edge." if far else ""
+    return f" Node {loads.sides[1]} x row + column; rows go down.{round_it}"
 
 
 def _machine(loads: MachineLoads, titles: list[tuple[str, str]]) -> dict[str, Any]:
