@@ -177,7 +177,7 @@ def draw(model: str, seed: int, path: Path) -> None:
 
 
 def row_of(machine: str, seed: int, papers: str, label: str) -> list[dict[str, Any]]:
-    """The row of a case and a system, in us; with the reason where it cannot be."""
+    """The row of a case and a system, in µs; with the reason where it cannot be."""
     case, baseline_us = case_of(machine, seed)
     way = next(way for way in ways(case.tp, case.layouts) if ("+".join(way.papers), way.label) == (papers, label))
     row: dict[str, Any] = {"machine": machine, "seed": seed, "papers": papers, "way": label}
@@ -200,7 +200,7 @@ def row_of(machine: str, seed: int, papers: str, label: str) -> list[dict[str, A
 
 
 def baseline_of(case: Case) -> float:
-    """The all-reduce of groups of neighbours, us; 0 where the machine has no such groups."""
+    """The all-reduce of groups of neighbours, µs; 0 where the machine has no such groups."""
     settings = {"layout": "baseline", "tp": case.tp, "balancer": "none"}
     try:
         _, rolled, _ = case.run(Way(("moentwine",), "moentwine", "ep_balanced", None, settings))
@@ -211,7 +211,7 @@ def baseline_of(case: Case) -> float:
 
 @cache
 def case_of(machine: str, seed: int) -> tuple[Case, float]:
-    """The case, and its all-reduce of groups of neighbours, us. What another kind of machine compiled is let go."""
+    """The case, and its all-reduce of groups of neighbours, µs. What another kind of machine compiled is let go."""
     jax.clear_caches()
     case = Case(machine, seed)
     return case, baseline_of(case)

@@ -87,7 +87,7 @@ def fill(column: Any, path: Path, again: bool) -> Cells:
 def table(
     found: dict[tuple[str, str], Cells], machines: Sequence[str], models: Sequence[str]
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Rows of ways and models with a column for each machine, in us or as the number of a reason; and the reasons."""
+    """Rows of ways and models with a column for each machine, in µs or as the number of a reason; and the reasons."""
     numbers: dict[str, str] = {}
     rows = []
     for model in models:

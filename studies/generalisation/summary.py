@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def mean_times(rows: list[dict[str, str]], case: str, seed: str | None = None) -> dict[str, dict[str, float]]:
-    """Mean time over seeds and layers by what the plan was tuned on and what it is judged on, us."""
+    """Mean time over seeds and layers by what the plan was tuned on and what it is judged on, µs."""
     times: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         if row["case"] == case and seed in (None, row["seed"]):
@@ -48,7 +48,7 @@ def main() -> None:
     for case in dict.fromkeys(row["case"] for row in rows):
         times = mean_times(rows, case)
         topics = [*next(iter(times.values()))]
-        print(f"\n{case}, us\n\n| tuned on | {' | '.join(topics)} | mean | worst |\n|{' --- |' * (len(topics) + 3)}")
+        print(f"\n{case}, µs\n\n| tuned on | {' | '.join(topics)} | mean | worst |\n|{' --- |' * (len(topics) + 3)}")
         for on, row in times.items():
             seconds = [row[topic] for topic in topics]
             print(f"| {on} | {' | '.join(f'{each:.1f}' for each in (*seconds, np.mean(seconds), max(seconds)))} |")

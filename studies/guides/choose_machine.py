@@ -35,7 +35,7 @@ def layer_on(links: float, dies: float) -> jm.Layer:
 # Every expert lives on one node. A line tells the mean time of a layer, and which resource is busy longest.
 
 # %%
-print("links GB/s  dies TFLOP/s  layer us  limit")
+print("links GB/s  dies TFLOP/s  layer µs  limit")
 for links in (1, 10, 100):
     for dies in (2, 10, 50):
         layer = layer_on(links, dies)

@@ -57,7 +57,7 @@ class Hottest(jm.Method):
 # %%
 run = jm.rollout(Hottest(share), layer, steps)
 fixed = jm.rollout(StaticPlan(share), layer, steps)
-print("step  hottest us  fixed us")  # both layers together
+print("step  hottest µs  fixed µs")  # both layers together
 for number, (moving, staying) in enumerate(zip(run.time.total.sum(1), fixed.time.total.sum(1), strict=True)):
     print(f"{number:4}  {1e6 * moving:10.1f}  {1e6 * staying:8.1f}")
 
@@ -68,8 +68,8 @@ for number, (moving, staying) in enumerate(zip(run.time.total.sum(1), fixed.time
 
 # %%
 replayed = jm.replay(run, step=3)
-print("model, us:    ", 1e6 * run.time.total[3])  # of each layer
-print("simulator, us:", 1e6 * (replayed.seconds + replayed.movement))
+print("model, µs:    ", 1e6 * run.time.total[3])  # of each layer
+print("simulator, µs:", 1e6 * (replayed.seconds + replayed.movement))
 
 # %% [markdown]
 # Now let `step` copy nothing where the hottest expert has less than half of all choices.

@@ -14,7 +14,7 @@ from jaxmoe.network import Congestion, price_rounds, ring_all_reduce
 from jaxmoe.relax import HardMax
 
 KIB, MICRO, GBIT = 1024, 1e-6, 1e9 / 8
-# Latency (us), bandwidth (Gb/s), and the paper's two columns (us). It gives neither nodes nor bytes.
+# Latency (µs), bandwidth (Gb/s), and the paper's two columns (µs). It gives neither nodes nor bytes.
 TABLE_III = ((0.1, 25.0, 673, 668), (5.0, 25.0, 751, 879), (0.0, 20.0, 671, 692))
 NODES, PART = 9, 128 * KIB  # rows 1 and 2 are 16 rounds of 128 KiB, which is what an all-reduce over 9 nodes takes
 

@@ -139,7 +139,7 @@ def insights() -> None:
 def host() -> None:
     """Fig. 14."""
     rows = read("host")
-    print(f"  fixed cost {float(rows[0]['fixed_us']):.1f} us, fitted on DeepSeek-V3 on dojo_5x5")
+    print(f"  fixed cost {float(rows[0]['fixed_us']):.1f} µs, fitted on DeepSeek-V3 on dojo_5x5")
     for model, machine in dict.fromkeys((row["model"], row["machine"]) for row in rows):
         own = [float(row["overhead_percent"]) for row in select(rows, model=model, machine=machine)]
         told = select(rows, model=model, machine=machine)[0]
