@@ -303,4 +303,4 @@ def kept_or_not(out: Path | None) -> Iterator[Path]:
 
 
 def _is_pipe(path: Path) -> bool:
-    return path.exists() and not path.is_file()
+    return path.exists() and not path.is_file() and not path.is_dir()

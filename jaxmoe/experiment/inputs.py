@@ -23,6 +23,7 @@ from jaxmoe.config import (
 from jaxmoe.des import Fabric, fabric_of
 from jaxmoe.engine import Layer
 from jaxmoe.errors import InputError
+from jaxmoe.memory import device_memory
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import Exchange
@@ -172,6 +173,7 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
     """
     moe = build_model(scenario.model)
     layer_ids = chosen_layers(layers, scenario, moe)
+    check_memory(scenario, scenario.evaluation.batches, "batches", "evaluation.batches", moe, layers)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
     gating = _drawn(scenario, moe, layer_ids) if trace is None else _recorded(trace, moe)
@@ -188,6 +190,25 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
             for name, path in zip(_names(topics), topics, strict=True)
         },
     )
+
+
+# What the tokens of a batch take, with the copies that JAX makes of them: experts and draws, int32 and float32.
+COPIES = 3
+
+
+def check_memory(scenario: Scenario, count: int, called: str, lower: str, moe: MoEModel, layers: str | None) -> None:
+    """Refuse so many batches, `called` by this name, that memory does not hold, before any work; `lower` lowers them.
+
+    Raises `OptionError`.
+    """
+    tokens = scenario.workload.batch_tokens
+    token_layers = count * tokens * len(chosen_layers(layers, scenario, moe))
+    needed, there = token_layers * COPIES * 4 * (2 * moe.top_k + 3), device_memory()
+    if needed > there:
+        raise OptionError(
+            f"{count} {called} of {tokens} tokens need about {needed / 1e9:.0f} GB, and the memory is "
+            f"{there / 1e9:.0f} GB; lower {lower} or workload.batch_tokens, or choose some layers with --layers"
+        )
 
 
 def read_files(paths: Sequence[Path], model: str | None) -> dict[str, Source]:

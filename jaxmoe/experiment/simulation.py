@@ -12,14 +12,13 @@ from jaxmoe.config import Scenario, build_model, element_bytes
 from jaxmoe.config.networks import WafersConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.evaluation import describe
-from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs, OptionError, chosen_layers, drawn_sequences
+from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs, check_memory, drawn_sequences
 from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.experiment.whole_model import Step, WholeModel, step_of_run, step_report
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.memory import device_memory
 from jaxmoe.methods import AbstractRun, DeploymentSetting, RolloutResult, UnsuitableSystemError, system_of
 from jaxmoe.traces import (
     Batch,
@@ -149,26 +148,10 @@ def check_iterations(scenario: Scenario, recorded: Path | None, layers: str | No
     """
     workload, count = scenario.workload, scenario.evaluation.iterations
     moe = build_model(scenario.model)
-    token_layers = count * workload.batch_tokens * len(chosen_layers(layers, scenario, moe))
-    needed, there = token_layers * _bytes_of_token(moe.top_k), device_memory()
-    if needed > there:
-        raise OptionError(
-            f"{count} iterations of {workload.batch_tokens} tokens need about {needed / 1e9:.0f} GB, and the memory "
-            f"is {there / 1e9:.0f} GB; lower --iterations (evaluation.iterations) or workload.batch_tokens, or choose "
-            "some layers with --layers"
-        )
+    check_memory(scenario, count, "iterations", "--iterations (evaluation.iterations)", moe, layers)
     sequences = drawn_sequences(workload) if recorded is None else None
     if scenario.system.keeps_requests and sequences is not None:
         request_windows(*sequences, workload.batch_tokens, count)
-
-
-# What the tokens of a batch take, with the copies that JAX makes of them: experts and draws, int32 and float32.
-COPIES = 3
-
-
-def _bytes_of_token(top_k: int) -> int:
-    """Memory that a token takes in one layer of one iteration, B."""
-    return COPIES * 4 * (2 * top_k + 3)
 
 
 def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> DeploymentSetting:

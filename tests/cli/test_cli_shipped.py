@@ -12,7 +12,7 @@ import pytest
 
 from jaxmoe.config import load_scenario
 from jaxmoe.config.files import shipped_names
-from jaxmoe.experiment import simulation
+from jaxmoe.experiment import inputs
 from jaxmoe.experiment.simulation import check_iterations
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def test_a_scenario_runs_by_its_plain_command(run, name, tmp_path, monkeypatch):
 
 
 def test_every_scenario_has_the_requests_and_the_memory_that_its_iterations_take(monkeypatch):
-    monkeypatch.setattr(simulation, "device_memory", lambda: MOST_MEMORY)
+    monkeypatch.setattr(inputs, "device_memory", lambda: MOST_MEMORY)
     for name in SCENARIOS:
         if verb_of(name) == "simulate":
             check_iterations(load_scenario(name), None, None)
@@ -66,6 +66,22 @@ def test_what_cannot_be_is_told_before_a_trace_is_drawn(run, scenario, given, sa
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "tune"])
+def test_batches_that_memory_does_not_hold_are_told_before_a_trace_is_drawn(run, verb, tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "_drawn", lambda *_: pytest.fail("work was begun"))
+    done = run(verb, "quickstart", "--set", "evaluation.batches=1000000000", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "1000000000 batches of 128 tokens need about" in " ".join(done.stderr.split())
+    assert "lower evaluation.batches" in " ".join(done.stderr.split())
+
+
+def test_a_folder_in_place_of_a_scenario_is_told_before_anything_is_loaded(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxmoe.cli.session.import_module", lambda *_: pytest.fail("the command was loaded"))
+    done = run("evaluate", tmp_path, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "Is a directory" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """`jaxmoe trace fit` and `jaxmoe trace synth`: what they write, what runs on it, and what they say of bad input."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,3 +227,15 @@ def test_a_process_of_other_layers(run, scenario, tmp_path, out):
 )
 def test_a_source_that_is_not_there(run, scenario, out, trace, expected):
     refused(run("evaluate", scenario, "--set", drawn_from(**trace), "--out", out), out, *expected)
+
+
+@pytest.mark.parametrize(("options", "numbers"), [((), 16), (("--logits", "1"), 16 + 1024)])
+def test_a_trace_that_the_disk_has_no_space_for_is_refused(run, options, numbers, tmp_path, monkeypatch):
+    """deepseek-v3 has 58 layers of 256 experts, 8 of them chosen: 16 B a token and layer, and 1,024 B of logits."""
+    usage = SimpleNamespace(free=1000 * 58 * numbers - 1)
+    monkeypatch.setattr("jaxmoe.cli.trace.synthesis.disk_usage", lambda _: usage)
+    monkeypatch.setattr("jaxmoe.cli.trace.synthesis.sample_parts", lambda *_: pytest.fail("work was begun"))
+    done = run("trace", "synth", "deepseek-v3", "--tokens", "1000", *options, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "--tokens 1000 makes a file of about" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -2,12 +2,13 @@
 
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from jaxmoe.cli.comparison_output import new_table, print_table
 from jaxmoe.cli.progress import messages, progress_bars
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.experiment.inputs import hints_of
+from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.report import plot_trace_comparison
@@ -27,6 +28,7 @@ from jaxmoe.traces.synthesis import (
     zipf_trace,
 )
 from jaxmoe.traces.synthesis.fidelity import TOLERANCES, Fidelity, fidelity_of
+from jaxmoe.units import GIGA
 
 # Far from the seeds that fitting draws with: what is shown is a trace that it has not seen.
 SHOWN_SEED = 1_000_000
@@ -126,6 +128,7 @@ def synth(
     with StageTimer() as clock:
         with clock.stage("load"):
             generator = _process(process)
+            _check_disk(folder.path, generator, tokens, logits)
             deal = generator.requests.deal(tokens, seed)
         with progress_bars(interrupts.check) as report, clock.stage("draw"):
             parts = sample_parts(generator, deal, seed, partial(report, "draw"), logits)
@@ -157,6 +160,17 @@ def synth(
         }
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         messages().print(f"{tokens} tokens of {len(generator.layer_ids)} layers in {folder.path / 'trace.npz'}")
+
+
+def _check_disk(folder: Path, process: GatingProcess, tokens: int, logits: float | None) -> None:
+    """Refuse a trace that the disk has no space for, before any is drawn. Raises `OptionError`."""
+    numbers = 2 * process.top_k + (0 if logits is None else 4 * process.num_experts)  # int16, float32
+    needed, there = tokens * len(process.layer_ids) * numbers, disk_usage(folder).free
+    if needed > there:
+        raise OptionError(
+            f"--tokens {tokens} makes a file of about {needed / GIGA:,.0f} GB, and {folder} has space for "
+            f"{there / GIGA:,.0f} GB; lower --tokens, or give another folder"
+        )
 
 
 def _process(source: str) -> GatingProcess:
