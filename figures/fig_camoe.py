@@ -3,16 +3,14 @@
 python figures/fig_camoe.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from panels import GroupPanel, plot_bar_panels
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report import style
 
-HERE = Path(__file__).resolve().parent
 BLUE, RED, GREEN, GREY = style.PALETTE[0], style.PALETTE[1], style.PALETTE[2], style.GUIDE
 
 
@@ -182,9 +180,7 @@ def draw_fits(rows: Rows, path: Path) -> None:
 
 def main() -> None:
     """Draw all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    out = parser.parse_args().out
+    out = images_folder(__doc__)
     table = {path.stem: read_table(path) for path in sorted((STUDIES / "camoe").glob("*.csv"))}
     draw_table1(table["table1"], out / "camoe_table1.png")
     draw_gradient(table["gradient"], out / "camoe_gradient.png")

@@ -3,14 +3,12 @@
 python figures/fig_combinations.py
 """
 
-import argparse
 from pathlib import Path
 
-from tables import STUDIES, Rows, distinct, read_table, select
+from tables import STUDIES, Rows, distinct, images_folder, read_table, select
 
 from jaxmoe.report import style
 
-HERE = Path(__file__).resolve().parent
 TREE = "token_home_tree"
 WHO = ("hd_moe", "camoe", "moentwine", "wafer_gpu")  # expert_streaming takes many times as long, and is left out
 STAGES = {
@@ -71,9 +69,7 @@ def draw(rows: Rows, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args()
-    draw(read_table(STUDIES / "combinations" / "ways.csv"), HERE / "combinations.png")
+    draw(read_table(STUDIES / "combinations" / "ways.csv"), images_folder(__doc__) / "combinations.png")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from activation import plot_recall
-from tables import STUDIES, Rows, read_table
+from tables import STUDIES, Rows, images_folder, read_table
 
 from jaxmoe.report import (
     plot_coactivation,
@@ -22,7 +22,6 @@ from jaxmoe.report import (
     plot_trace_comparison,
 )
 
-HERE = Path(__file__).resolve().parent
 STUDY = STUDIES / "data_movement"
 MODELS = {
     "deepseek-v2-lite/summary": "DeepSeek-V2-Lite, summaries",
@@ -50,7 +49,7 @@ def of(arrays: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     return {title: arrays[f"{trace}/{name}"] for trace, title in MODELS.items()}
 
 
-def draw_heatmaps(arrays: dict[str, np.ndarray]) -> None:
+def draw_heatmaps(out: Path, arrays: dict[str, np.ndarray]) -> None:
     """Fig. 4, 5 and 8 of the wafer-scale study, on the trace with most experts: a low, a middle and a high layer."""
     trace, title = next(iter(MODELS.items()))
     layers = arrays[f"{trace}/layer_ids"]
@@ -64,27 +63,27 @@ def draw_heatmaps(arrays: dict[str, np.ndarray]) -> None:
     ):
         maps = arrays[f"{trace}/{kind}_heatmaps"].astype(float)
         plot_conditional(
-            HERE / f"data_movement_{kind}_heatmaps.png",
+            out / f"data_movement_{kind}_heatmaps.png",
             dict(zip(panels, maps, strict=True)),
             f"{what}, given those chosen: {title}",
             axes,
         )
     together = dict(zip(names, arrays[f"{trace}/together"], strict=True))
-    plot_coactivation(HERE / "data_movement_together.png", together, f"Experts chosen together: {title}")
+    plot_coactivation(out / "data_movement_together.png", together, f"Experts chosen together: {title}")
 
 
-def draw_coverage(arrays: dict[str, np.ndarray]) -> None:
+def draw_coverage(out: Path, arrays: dict[str, np.ndarray]) -> None:
     """Fig. 4(c), 5(d) and 8(c): how much of all events the most frequent pairs are."""
     for kind, what in (("layer", "neighbouring layers"), ("token", "neighbouring tokens")):
         plot_coverage(
-            HERE / f"data_movement_{kind}_coverage.png",
+            out / f"data_movement_{kind}_coverage.png",
             of(arrays, f"{kind}_curve"),
             of(arrays, f"{kind}_curve_shuffled"),
             f"Pairs of experts in {what}, mean over layers (by chance: tokens shuffled)",
             MARK,
         )
     plot_coverage(
-        HERE / "data_movement_together_coverage.png",
+        out / "data_movement_together_coverage.png",
         of(arrays, "together_curve"),
         of(arrays, "together_curve_independent"),
         "Pairs of experts that a token chose together, mean over layers (by chance: products of their loads)",
@@ -92,13 +91,13 @@ def draw_coverage(arrays: dict[str, np.ndarray]) -> None:
     )
 
 
-def draw_by_layer(arrays: dict[str, np.ndarray]) -> None:
+def draw_by_layer(out: Path, arrays: dict[str, np.ndarray]) -> None:
     """Reuse by layer of every model (Ob2), and Spearman's correlation of prompt and answer (Fig. 6)."""
     for trace, title in MODELS.items():
         model = trace.split("/")[0]
         layers = arrays[f"{trace}/layer_ids"]
         plot_reuse(
-            HERE / f"data_movement_reuse_{model}.png",
+            out / f"data_movement_reuse_{model}.png",
             layers,
             {"recorded": arrays[f"{trace}/reuse"]},
             {"recorded": arrays[f"{trace}/reuse_shuffled"]},
@@ -106,7 +105,7 @@ def draw_by_layer(arrays: dict[str, np.ndarray]) -> None:
         )
         names = {"token": "from token to token", "layer": "to the next layer"}
         plot_stage_correlation(
-            HERE / f"data_movement_phases_{model}.png",
+            out / f"data_movement_phases_{model}.png",
             layers,
             {name: padded(arrays[f"{trace}/spearman_{kind}"], len(layers)) for kind, name in names.items()},
             {name: padded(arrays[f"{trace}/spearman_{kind}_shuffled"], len(layers)) for kind, name in names.items()},
@@ -120,30 +119,30 @@ def padded(values: np.ndarray, layers: int) -> np.ndarray:
     return np.append(values, np.full(layers - len(values), np.nan))
 
 
-def draw_loads(arrays: dict[str, np.ndarray]) -> None:
+def draw_loads(out: Path, arrays: dict[str, np.ndarray]) -> None:
     """Loads of experts and nodes, their long tail in small batches, and how they change with the topic."""
     for trace, title in MODELS.items():
         model = trace.split("/")[0]
         layers = arrays[f"{trace}/layer_ids"]
         plot_expert_load(
-            HERE / f"data_movement_load_{model}.png", layers, arrays[f"{trace}/load"], f"Loads of experts: {title}"
+            out / f"data_movement_load_{model}.png", layers, arrays[f"{trace}/load"], f"Loads of experts: {title}"
         )
         tails = dict(zip(BATCH_TOKENS, arrays[f"{trace}/long_tail"], strict=True))
         plot_long_tail(
-            HERE / f"data_movement_long_tail_{model}.png",
+            out / f"data_movement_long_tail_{model}.png",
             tails,
             f"Tokens of experts in batches, layer {layers[len(layers) // 2]}: {title}",
         )
         ratio = arrays[f"{trace}/node_ratio"]
         plot_node_load(
-            HERE / f"data_movement_nodes_{model}.png",
+            out / f"data_movement_nodes_{model}.png",
             WINDOW_TOKENS * np.arange(1, len(ratio) + 1),
             ratio,
             f"Loads of nodes with experts in runs, layer {layers[len(layers) // 2]}: {title}",
         )
         topics = {name.split("/")[1]: array[TOPIC_LAYER] for name, array in loads_of(arrays, model).items()}
         plot_top_experts(
-            HERE / f"data_movement_topics_{model}.png",
+            out / f"data_movement_topics_{model}.png",
             topics,
             f"Most popular experts by topic, layer {layers[TOPIC_LAYER]}: {model}",
             top=max(1, min(10, len(next(iter(topics.values()))) // 4)),
@@ -159,21 +158,21 @@ def loads_of(arrays: dict[str, np.ndarray], model: str) -> dict[str, np.ndarray]
     }
 
 
-def draw_synthesis() -> None:
+def draw_synthesis(out: Path) -> None:
     """The figures of recorded traces, of traces drawn from their fits, and of a Zipf-only generator."""
     rows = table("synthesis")
     for trace, title in MODELS.items():
         members = [row for row in rows if row["trace"] == trace]
         if members:
             plot_trace_comparison(
-                HERE / f"data_movement_synthesis_{trace.split('/')[0]}.png",
+                out / f"data_movement_synthesis_{trace.split('/')[0]}.png",
                 [row["figure"].replace("_", " ") for row in members],
                 {kind: [float(row[kind]) for row in members] for kind in ("recorded", "synthetic", "zipf")},
                 f"Recorded, drawn from the fit (mean of three draws), and Zipf alone: {title}",
             )
 
 
-def draw_recall() -> None:
+def draw_recall(out: Path) -> None:
     """Recall of the predictors of the next choices, fitted and scored on different requests."""
     for trace, title in MODELS.items():
         model, topic = trace.split("/")
@@ -185,7 +184,7 @@ def draw_recall() -> None:
         top_k = {"deepseek-v2-lite": 6, "gpt-oss-20b": 4, "mixtral-8x7b": 2}[model]
         recall = {row["predictor"]: [float(row[f"recall_{n}"]) for n in ("K", "2K", "4K")] for row in rows}
         plot_recall(
-            HERE / f"data_movement_recall_{model}.png",
+            out / f"data_movement_recall_{model}.png",
             top_k * np.array([1, 2, 4]),
             {name: np.array(values) for name, values in recall.items()},
             top_k,
@@ -194,15 +193,16 @@ def draw_recall() -> None:
 
 
 def main() -> None:
-    """Draw everything beside this file."""
+    """Draw everything."""
+    out = images_folder(__doc__)
     with np.load(STUDY / "arrays.npz") as file:
         arrays = {name: file[name] for name in file.files}
-    draw_heatmaps(arrays)
-    draw_coverage(arrays)
-    draw_by_layer(arrays)
-    draw_loads(arrays)
-    draw_synthesis()
-    draw_recall()
+    draw_heatmaps(out, arrays)
+    draw_coverage(out, arrays)
+    draw_by_layer(out, arrays)
+    draw_loads(out, arrays)
+    draw_synthesis(out)
+    draw_recall(out)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, default=STUDIES / "dse", help="folder of the tables")
     parser.add_argument("--out", type=Path, default=HERE, help="folder for the pictures")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     for draw, table, picture in (
         (draw_map, "space_regions", "dse_map"),
         (draw_front, "space_fronts", "dse_front"),

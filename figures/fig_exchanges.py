@@ -3,16 +3,12 @@
 python figures/fig_exchanges.py
 """
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 from panels import ScatterPanel, plot_scatter_panels
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
 from jaxmoe.placement.exchange import Gather, Rings, exchange_of
 
-HERE = Path(__file__).resolve().parent
 MICRO = 1e6
 TITLES = {"mesh": "4x4 mesh", "torus": "4x4 torus", "wafers": "two 2x4 wafers", "clusters": "four clusters of four"}
 
@@ -39,9 +35,7 @@ def panel(network: str, rows: Rows) -> ScatterPanel:
 
 def main() -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the image")
-    out = parser.parse_args().out
+    out = images_folder(__doc__)
     rows = read_table(STUDIES / "exchanges" / "agreement.csv")
     panels = [panel(name, select(rows, network=name)) for name in distinct(rows, "network")]
     plot_scatter_panels(out / "exchanges.png", panels, "Dispatch and combine of a layer, all exchanges", columns=2)

@@ -3,12 +3,11 @@
 python figures/fig_expert_streaming.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import Normalize
-from tables import STUDIES, column, distinct, read_table, select
+from tables import STUDIES, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report.style import (
     PALETTE,
@@ -22,7 +21,6 @@ from jaxmoe.report.style import (
     stage_colours,
 )
 
-HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "expert_streaming"
 SHORT = {
     "phi-3.5-moe": "Phi-3.5-MoE",
@@ -254,9 +252,7 @@ FIGURES = {
 
 def main() -> None:
     """Draw those whose tables are there."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    out = parser.parse_args().out
+    out = images_folder(__doc__)
     for table, draw in FIGURES.items():
         if (TABLES / f"{table}.csv").is_file():
             draw(out)

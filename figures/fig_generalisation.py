@@ -3,15 +3,13 @@
 python figures/fig_generalisation.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from tables import STUDIES, Rows, distinct, read_table, select
+from tables import STUDIES, Rows, distinct, images_folder, read_table, select
 
 from jaxmoe.report import style
 
-HERE = Path(__file__).resolve().parent
 TITLES = {
     "deepseek_cut": "DeepSeek-V2-Lite, 4x8 mesh, cut experts",
     "deepseek_whole": "DeepSeek-V2-Lite, 4x8 mesh, 3 experts fit a die",
@@ -54,9 +52,7 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main() -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    draw(read_table(STUDIES / "generalisation" / "times.csv"), parser.parse_args().out / "generalisation.png")
+    draw(read_table(STUDIES / "generalisation" / "times.csv"), images_folder(__doc__) / "generalisation.png")
 
 
 if __name__ == "__main__":

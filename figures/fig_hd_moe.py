@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 from activation import plot_activation
 from panels import GroupPanel, ScatterPanel, plot_bar_panels, plot_scatter_panels
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report import MeshPanel, plot_mesh_loads
 
-HERE = Path(__file__).resolve().parent
 MODELS = {
     "mixtral-8x7b": "Mixtral-8x7B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
@@ -60,7 +59,7 @@ def machine_title(machine: Machine) -> str:
 # Fig. 3
 
 
-def draw_activation() -> None:
+def draw_activation(out: Path) -> None:
     """Fig. 3: how experts are activated, one image for each model with a recorded trace."""
     for model in distinct(table("activation"), "model"):
         of = {panel: select(table("activation"), model=model, figure=panel) for panel in ("3a", "3b", "3c", "3d")}
@@ -72,7 +71,7 @@ def draw_activation() -> None:
         }
         experts = len(next(iter(frequency.values())))
         plot_activation(
-            HERE / f"hd_moe_fig3_{model}.png",
+            out / f"hd_moe_fig3_{model}.png",
             np.array([int(layer) for layer in distinct(of["3b"], "layer")]),
             frequency,
             by_name(of["3b"]),
@@ -90,7 +89,7 @@ def by_name(rows: Rows) -> dict[str, np.ndarray]:
 # Fig. 5 and Table III
 
 
-def draw_estimates() -> None:
+def draw_estimates(out: Path) -> None:
     """Fig. 5: the node estimate and the link model beside the simulator, one row for each model."""
     panels = []
     for model in distinct(table("estimates"), "model"):
@@ -114,14 +113,14 @@ def draw_estimates() -> None:
                 ScatterPanel(title, points, f"{name} [µs]", "simulated combine [µs]", slopes, labels, logarithmic=True)
             )
     plot_scatter_panels(
-        HERE / "hd_moe_fig5.png",
+        out / "hd_moe_fig5.png",
         panels,
         "Fig. 5, communication: estimates against simulation (R2 in brackets: median within one batch size)",
         columns=2,
     )
 
 
-def draw_table_iii() -> None:
+def draw_table_iii(out: Path) -> None:
     """Table III: the paper's columns, our formula and our simulator."""
     rows = table("table_iii")
     names = {
@@ -138,13 +137,13 @@ def draw_table_iii() -> None:
         "latency and bandwidth of a link",
         notes={name: [f"{value:.0f}" for value in column(rows, key)] for key, name in names.items()},
     )
-    plot_bar_panels(HERE / "hd_moe_table_iii.png", [panel], "Table III, ring all-reduce")
+    plot_bar_panels(out / "hd_moe_table_iii.png", [panel], "Table III, ring all-reduce")
 
 
 # Fig. 8 to 11 and 13
 
 
-def draw_whole_models() -> None:
+def draw_whole_models(out: Path) -> None:
     """Fig. 8 and 9: time between tokens over that of TP, by hardware and by mesh."""
     for figure, machines, what in (("fig8", POWERS, "hardware"), ("fig9", MESHES, "mesh")):
         for counting, counted in COUNTINGS.items():
@@ -164,10 +163,10 @@ def draw_whole_models() -> None:
                 if (rows := select(table("whole_model"), model=model, counting=counting, **on(machine)))
             ]
             title = f"{figure.replace('fig', 'Fig. ')}, time between tokens of the whole model by {what}; {counted}"
-            plot_bar_panels(HERE / f"hd_moe_{figure}_{counting}.png", panels, title)
+            plot_bar_panels(out / f"hd_moe_{figure}_{counting}.png", panels, title)
 
 
-def draw_stages() -> None:
+def draw_stages(out: Path) -> None:
     """Fig. 10, 11 and 13: what node balance, and then link balance, add on DeepSeek's layer."""
     node = {NAMES[name]: (name, "node") for name in ("tp", "ep", "hybrid", "hybrid_ring")}
     compute = {NAMES[name]: ("ep", name) for name in ("node_link", "gradient")}
@@ -205,7 +204,7 @@ def draw_stages() -> None:
             for machine in MACHINES
         ]
         title = f"{figure.replace('fig', 'Fig. ')}, {title}: {MODELS[DEEPSEEK]}"
-        plot_bar_panels(HERE / f"hd_moe_{figure}.png", panels, title, columns=len(MACHINES))
+        plot_bar_panels(out / f"hd_moe_{figure}.png", panels, title, columns=len(MACHINES))
 
 
 def ratio_panel(
@@ -233,7 +232,7 @@ def batch_panel(title: str, series: dict[str, np.ndarray], rows: Rows, ylabel: s
     return GroupPanel(title, distinct(rows, "batch_tokens"), series, ylabel, "tokens of the batch", (1.0, line))
 
 
-def draw_published() -> None:
+def draw_published(out: Path) -> None:
     """Speed-ups of HD-MoE's plans beside the published ones: every machine and batch size, all countings."""
     panels = []
     for model in distinct(table("published"), "model"):
@@ -245,13 +244,13 @@ def draw_published() -> None:
             }
             title = f"{MODELS[model]}: over {NAMES[over]}"
             panels.append(ScatterPanel(title, points, "published speed-up", "our speed-up"))
-    plot_scatter_panels(HERE / "hd_moe_published.png", panels, "Speed-up of HD-MoE, whole model: ours and published")
+    plot_scatter_panels(out / "hd_moe_published.png", panels, "Speed-up of HD-MoE, whole model: ours and published")
 
 
 # Fig. 12 and 14
 
 
-def draw_loads() -> None:
+def draw_loads(out: Path) -> None:
     """Fig. 12: loads of nodes before and after node balance; Fig. 14: loads of links before and after link balance."""
     rows = table("loads")
     x, y = (int(side) for side in rows[0]["mesh"].split("x"))
@@ -264,13 +263,13 @@ def draw_loads() -> None:
             node, link = (column(select(rows, strategy=name, kind=kind), "seconds") for kind in ("node", "link"))
             panels.append(MeshPanel(NAMES[name], node, link))
         title = f"{figure.replace('fig', 'Fig. ')}, {what}: {MODELS[rows[0]['model']]}"
-        plot_mesh_loads(HERE / f"hd_moe_{figure}.png", (x, y), panels, title)
+        plot_mesh_loads(out / f"hd_moe_{figure}.png", (x, y), panels, title)
 
 
 # Fig. 15
 
 
-def draw_dynamic() -> None:
+def draw_dynamic(out: Path) -> None:
     """Fig. 15: static and dynamic deployment by topic, an image for each model and plan."""
     for model in distinct(table("dynamic"), "model"):
         for plan in ("published", "gradient"):
@@ -278,7 +277,7 @@ def draw_dynamic() -> None:
             both = [times_and_speedups(select(rows, experts=experts)) for experts in PAPER_DYNAMIC]
             panels = [pair[i] for i in (0, 1) for pair in both]
             title = f"Fig. 15, {MODELS[model]}, {plan} plan: pre-broadcast experts on other topics"
-            plot_bar_panels(HERE / f"hd_moe_fig15_{model}_{plan}.png", panels, title, columns=2)
+            plot_bar_panels(out / f"hd_moe_fig15_{model}_{plan}.png", panels, title, columns=2)
 
 
 def times_and_speedups(rows: Rows) -> tuple[GroupPanel, GroupPanel]:
@@ -302,15 +301,16 @@ def times_and_speedups(rows: Rows) -> tuple[GroupPanel, GroupPanel]:
 
 
 def main() -> None:
-    """Draw everything beside this file."""
-    draw_activation()
-    draw_estimates()
-    draw_table_iii()
-    draw_whole_models()
-    draw_stages()
-    draw_published()
-    draw_loads()
-    draw_dynamic()
+    """Draw everything."""
+    out = images_folder(__doc__)
+    draw_activation(out)
+    draw_estimates(out)
+    draw_table_iii(out)
+    draw_whole_models(out)
+    draw_stages(out)
+    draw_published(out)
+    draw_loads(out)
+    draw_dynamic(out)
 
 
 if __name__ == "__main__":

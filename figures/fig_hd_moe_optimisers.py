@@ -4,11 +4,12 @@ python figures/fig_hd_moe_optimisers.py
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-from fig_hd_moe import HERE, MACHINES, MICRO, MODELS, OPTIMISERS, machine_title, on, table
+from fig_hd_moe import MACHINES, MICRO, MODELS, OPTIMISERS, machine_title, on, table
 from panels import GroupPanel, plot_bar_panels, plot_dot_panels
-from tables import Rows, column, distinct, select
+from tables import Rows, column, distinct, images_folder, select
 
 SHORT = {"mixtral-8x7b": "Mixtral", "deepseek-v2-lite": "DeepSeek", "qwen2-57b-a14b": "Qwen2's\nshape"}
 
@@ -18,7 +19,7 @@ def tuned() -> Rows:
     return [*table("two_stages"), *table("gradient")]
 
 
-def draw_tuners() -> None:
+def draw_tuners(out: Path) -> None:
     """HD-MoE's optimiser against the gradient's, case by case and seed by seed: quality and wall time."""
     rows = tuned()
     groups, ratio = [], []
@@ -43,10 +44,10 @@ def draw_tuners() -> None:
         ),
     ]
     title = "HD-MoE's node and link balance against gradient descent, every seed (above 1: gradient's plan is faster)"
-    plot_dot_panels(HERE / "hd_moe_tuners.png", panels, title, columns=1)
+    plot_dot_panels(out / "hd_moe_tuners.png", panels, title, columns=1)
 
 
-def draw_gaps() -> None:
+def draw_gaps(out: Path) -> None:
     """How far above the optimum every optimiser is: all layers and seeds on small meshes."""
     panels = []
     for mesh in distinct(table("optimum"), "mesh"):
@@ -67,10 +68,10 @@ def draw_gaps() -> None:
                 scale="symlog",
             )
         )
-    plot_dot_panels(HERE / "hd_moe_gaps.png", panels, "Mixtral-8x7B: gap to the optimum on small meshes", columns=2)
+    plot_dot_panels(out / "hd_moe_gaps.png", panels, "Mixtral-8x7B: gap to the optimum on small meshes", columns=2)
 
 
-def draw_others() -> None:
+def draw_others(out: Path) -> None:
     """The other optimisers and the other ways to map, beside the two compared: time of a layer and wall time."""
     keys = ("model", "mesh", "TFLOPs_per_s", "GB_per_s")
     cases = {tuple(row[key] for key in keys): {key: row[key] for key in keys} for row in table("others")}
@@ -85,10 +86,10 @@ def draw_others() -> None:
         times.append(bars_of(rows, "gathered_s", MICRO, title, groups, "time of a layer [µs]"))
         walls.append(bars_of(rows, "wall_s", 1.0, "", groups, "wall time [s]"))
     title = "Optimisers with one seed, and other ways to map HD-MoE's balanced nodes"
-    plot_bar_panels(HERE / "hd_moe_others.png", [*times, *walls], title, columns=len(cases))
+    plot_bar_panels(out / "hd_moe_others.png", [*times, *walls], title, columns=len(cases))
 
 
-def draw_equal_time() -> None:
+def draw_equal_time(out: Path) -> None:
     """What every optimiser has found after the same wall time, case by case."""
     rows, panels = table("equal_time"), []
     for model in distinct(rows, "model"):
@@ -103,7 +104,7 @@ def draw_equal_time() -> None:
         panel = f"{MODELS[model]}: best {MICRO * best:.1f} µs"
         panels.append(GroupPanel(panel, groups, series, "time of a layer over the best", "wall time of the search"))
     title = "Optimisers given equal wall time"
-    plot_bar_panels(HERE / "hd_moe_equal_time.png", panels, title, columns=2)
+    plot_bar_panels(out / "hd_moe_equal_time.png", panels, title, columns=2)
 
 
 def bars_of(rows: Rows, key: str, unit: float, title: str, groups: Sequence[str], ylabel: str) -> GroupPanel:
@@ -113,11 +114,12 @@ def bars_of(rows: Rows, key: str, unit: float, title: str, groups: Sequence[str]
 
 
 def main() -> None:
-    """Draw everything beside this file."""
-    draw_tuners()
-    draw_gaps()
-    draw_others()
-    draw_equal_time()
+    """Draw everything."""
+    out = images_folder(__doc__)
+    draw_tuners(out)
+    draw_gaps(out)
+    draw_others(out)
+    draw_equal_time(out)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 python figures/fig_joint.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from panels import GroupPanel, plot_bar_panels
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
-HERE = Path(__file__).resolve().parent
 TITLES = {
     "mesh": "4x4 mesh that adds up in routers",
     "mesh_dear_links": "4x4 mesh with dear links",
@@ -59,9 +57,7 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main() -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    draw(read_table(STUDIES / "joint" / "joint.csv"), parser.parse_args().out / "joint.png")
+    draw(read_table(STUDIES / "joint" / "joint.csv"), images_folder(__doc__) / "joint.png")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ python figures/fig_network_validation.py
 from pathlib import Path
 
 import numpy as np
-from tables import STUDIES, Rows, column, read_table
+from tables import STUDIES, Rows, column, images_folder, read_table
 
 from jaxmoe.report import plot_model_vs_simulation, style
 
-HERE = Path(__file__).resolve().parent
 STUDY = STUDIES / "network_validation"
 WAYS = {
     "congestion": "load and longest path alone",
@@ -32,13 +31,15 @@ def table(name: str) -> Rows:
     return read_table(STUDY / f"{name}.csv")
 
 
-def draw_scatter(name: str, rows: Rows, side: str, title: str, reference: str, unit: str, group: str = "class") -> None:
+def draw_scatter(
+    out: Path, name: str, rows: Rows, side: str, title: str, reference: str, unit: str, group: str = "class"
+) -> None:
     """Every record: the reference's completion, and ours."""
     measured, told = (column(rows, key) for key in ("measured", side))
     error = 100 * np.abs(told / measured - 1)
     r2 = 1 - ((told - measured) ** 2).sum() / ((measured - measured.mean()) ** 2).sum()
     plot_model_vs_simulation(
-        HERE / f"{name}.png",
+        out / f"{name}.png",
         measured,
         told,
         [row[group].replace("_", " ") for row in rows],
@@ -49,7 +50,7 @@ def draw_scatter(name: str, rows: Rows, side: str, title: str, reference: str, u
     )
 
 
-def draw_errors() -> None:
+def draw_errors(out: Path) -> None:
     """Mean absolute error by class of traffic, for four set-ups of BookSim's router."""
     rows = [row for row in table("by_class") if row["reference"] == "booksim2"]
     figure = style.new_figure(15.0, 5.0, "Completion time against BookSim2, by class of traffic (mesh, 404 matrices)")
@@ -65,10 +66,10 @@ def draw_errors() -> None:
         axes.set_title(title, fontsize=style.PANEL_SIZE, color=style.INK)
         style.dress(axes, "", "mean absolute error [%]" if axes is panels[0] else "")
     style.legend_below(figure, list(panels))
-    style.save(figure, HERE / "network_errors.png")
+    style.save(figure, out / "network_errors.png")
 
 
-def draw_worst_case() -> None:
+def draw_worst_case(out: Path) -> None:
     """Who has the busiest port, and when, with finite and with unbounded buffers."""
     rows = table("worst_case")
     first = rows[0]
@@ -90,21 +91,24 @@ def draw_worst_case() -> None:
         axes.set_title(f"{buffers} buffers", fontsize=style.PANEL_SIZE, color=style.INK)
         style.dress(axes, "cycle", "flits in a cycle" if axes is panels[0] else "")
     style.legend_below(figure, list(panels))
-    style.save(figure, HERE / "network_worst_case.png")
+    style.save(figure, out / "network_worst_case.png")
 
 
 def main() -> None:
-    """Draw everything beside this file."""
+    """Draw everything."""
+    out = images_folder(__doc__)
     rows = table("records")
     base = [row for row in rows if row["variant"] == "vc4_shuffle"]
     for side, way in WAYS.items():
-        draw_scatter(f"network_booksim2_{side}", base, side, f"BookSim2's base router: {way}", "BookSim2", "cycles")
+        draw_scatter(
+            out, f"network_booksim2_{side}", base, side, f"BookSim2's base router: {way}", "BookSim2", "cycles"
+        )
     astra = [row for row in rows if row["reference"] == "astra"]
     for side, way in (("model", "model in order"), ("des", "event simulator")):
         title = f"The {way} against ASTRA-sim, store-and-forward"
-        draw_scatter(f"network_astra_{side}", astra, side, title, "ASTRA-sim", "ns", group="variant")
-    draw_errors()
-    draw_worst_case()
+        draw_scatter(out, f"network_astra_{side}", astra, side, title, "ASTRA-sim", "ns", group="variant")
+    draw_errors(out)
+    draw_worst_case(out)
 
 
 if __name__ == "__main__":

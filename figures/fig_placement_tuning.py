@@ -307,6 +307,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, default=STUDY, help="folder of the tables")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     for name, draw in (
         ("main", draw_main),
         ("sensitivity", draw_sensitivity),

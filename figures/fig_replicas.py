@@ -1,15 +1,13 @@
 """Pictures of the replica study: layer times of EPLB's and tuned slots, and what policies move and gain over time."""
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from panels import GroupPanel, plot_bar_panels
-from tables import STUDIES, read_table
+from tables import STUDIES, images_folder, read_table
 
 from jaxmoe.report import style
 
-HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "replicas"
 CHOICES = ("even", "nearest", "fixed")
 MACHINES = {
@@ -62,9 +60,9 @@ def draw_time(path: Path) -> None:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    draw_topology(HERE / "replicas_topology.png")
-    draw_time(HERE / "replicas_time.png")
+    out = images_folder(__doc__)
+    draw_topology(out / "replicas_topology.png")
+    draw_time(out / "replicas_time.png")
 
 
 if __name__ == "__main__":

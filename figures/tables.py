@@ -1,5 +1,6 @@
 """Tables of the studies as the figures read them: rows of text, and their columns as numbers."""
 
+import argparse
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -8,8 +9,20 @@ import numpy as np
 
 from jaxmoe import files
 
-STUDIES = Path(__file__).resolve().parent.parent / "studies"
+HERE = Path(__file__).resolve().parent
+STUDIES = HERE.parent / "studies"
 Rows = list[dict[str, str]]
+
+
+def images_folder(doc: str | None) -> Path:
+    """Where images go, by the command line of a script with this docstring; made if need be."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, default=HERE, metavar="FOLDER", help="folder of the images, figures/ unless said"
+    )
+    out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    return out
 
 
 @cache

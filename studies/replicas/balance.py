@@ -10,27 +10,27 @@ all ways to give groups to nodes, and what a heavy expert leaves to one rank at 
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.tune.replicas import balanced_slots
 
-HERE = Path(__file__).parent
-REFERENCE = Path("../shared/reference/eplb")
+HERE = Path(__file__).resolve().parent
 EXAMPLES = ("readme_example", "greedy_trap")
 POLICIES = ("flashlb", "ascend_default", "ascend_swift")
 BETTER = 1e-6  # relative: less counts as equal
 Configuration = tuple[int, int, int, int]  # slots, groups, nodes, ranks
 
 
-def configurations() -> list[tuple[str, str]]:
+def configurations(reference: Path) -> list[tuple[str, str]]:
     """Cases and configurations with an answer of EPLB."""
     found = []
-    for path in sorted(REFERENCE.glob("eplb_*.npz")):
+    for path in sorted(reference.glob("eplb_*.npz")):
         case = path.stem.removeprefix("eplb_")
         if case in EXAMPLES:
             continue
@@ -40,12 +40,12 @@ def configurations() -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def recorded(case: str, configuration: Configuration) -> tuple[np.ndarray, dict[str, float]]:
+def recorded(reference: Path, case: str, configuration: Configuration) -> tuple[np.ndarray, dict[str, float]]:
     """EPLB's balance of every layer, and the mean of every other policy that has an answer."""
     name = "_".join(map(str, configuration))
-    with np.load(REFERENCE / f"eplb_{case}.npz") as file:
+    with np.load(reference / f"eplb_{case}.npz") as file:
         eplb = file["max_over_mean"][file["configs"].tolist().index(list(configuration))]
-    policies, path = {}, REFERENCE / f"policies_{case}.npz"
+    policies, path = {}, reference / f"policies_{case}.npz"
     if path.is_file():
         with np.load(path) as file:
             for policy in POLICIES:
@@ -80,12 +80,12 @@ def packings(groups: list[int], size: int) -> Iterator[list[list[int]]]:
         yield from ([[groups[0], *others], *more] for more in packings(rest, size))
 
 
-def measured(case: str, name: str) -> list[dict[str, object]]:
+def measured(reference: Path, case: str, name: str) -> list[dict[str, object]]:
     """The row of a case and configuration."""
     slots, groups, nodes, ranks = configuration = tuple(map(int, name.split("_")))
-    with np.load(REFERENCE / f"eplb_{case}.npz") as file:
+    with np.load(reference / f"eplb_{case}.npz") as file:
         weight = file["weight"].astype(float)
-    eplb, policies = recorded(case, configuration)
+    eplb, policies = recorded(reference, case, configuration)
     begun = time.process_time()
     ours, alike = (
         max_over_mean(
@@ -105,11 +105,11 @@ def measured(case: str, name: str) -> list[dict[str, object]]:
     ]
 
 
-def told(rows: list[dict[str, str]]) -> None:
+def told(rows: list[dict[str, str]], of: int) -> None:
     """What README.md says of the table."""
     layers = sum(int(row["layers"]) for row in rows)
     worse = sum(int(row["layers_where_fast_is_worse_than_eplb"]) for row in rows)
-    print(f"{len(rows)} of {len(configurations())} configurations; fast with repeats is worse than EPLB in {worse} of")
+    print(f"{len(rows)} of {of} configurations; fast with repeats is worse than EPLB in {worse} of")
     print(f"{layers} layers")
     for other in ("eplb", *POLICIES):
         members = [row for row in rows if row[other]]
@@ -126,6 +126,11 @@ def told(rows: list[dict[str, str]]) -> None:
 
 
 if __name__ == "__main__":
-    table = Table("balance", measured, configurations, ("case", "configuration"))
-    for rows in make_tables(HERE, [table], study_options(__doc__).parse_args()).values():
-        told(rows)
+    parser = study_options(__doc__)
+    add_shared(parser, HERE.parents[2] / "shared", "reference")
+    given = parser.parse_args()
+    reference = given.shared / "reference" / "eplb"
+    cases = configurations(reference)
+    table = Table("balance", partial(measured, reference), cases, ("case", "configuration"))
+    for rows in make_tables(HERE, [table], given).values():
+        told(rows, len(cases))

@@ -8,16 +8,16 @@ Ours has no expert twice on a rank, as FlashLB has none.
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.experiment.table import make_tables, study_options, tables_of
+from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.tune.replica_windows import steady_slots
 
-HERE = Path(__file__).parent
-REFERENCE = Path("../shared/reference/eplb")
+HERE = Path(__file__).resolve().parent
 SEEDS = 3
 
 
@@ -25,13 +25,13 @@ def balance(slots: np.ndarray, windows: np.ndarray, ranks: int) -> float:
     return float(np.mean([max_over_mean(loads_of_slots(slots, window, ranks)) for window in windows]))
 
 
-def changing() -> Iterator[dict[str, object]]:
+def changing(reference: Path) -> Iterator[dict[str, object]]:
     answers: dict[tuple[str, int, int], dict[str, float]] = {}
-    for record in json.loads((REFERENCE / "index_stages.json").read_text()):
+    for record in json.loads((reference / "index_stages.json").read_text()):
         key = record["file"], record["num_replicas"], record["num_gpus"]
         answers.setdefault(key, {})[record["policy"]] = record["next_mean"]
     for (file, slots, ranks), theirs in answers.items():
-        with np.load(REFERENCE / file) as recorded:
+        with np.load(reference / file) as recorded:
             windows = recorded["weight"].astype(float)
         half = len(windows) // 2
         found = [steady_slots(windows[:half], slots, ranks, seed=seed) for seed in range(SEEDS)]
@@ -45,4 +45,7 @@ def changing() -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    make_tables(HERE, tables_of({"changing": changing}), study_options(__doc__).parse_args())
+    parser = study_options(__doc__)
+    add_shared(parser, HERE.parents[2] / "shared", "reference")
+    given = parser.parse_args()
+    make_tables(HERE, tables_of({"changing": partial(changing, given.shared / "reference" / "eplb")}), given)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.experiment.table import make_tables, study_options, tables_of
+from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.tune.replicas import balanced_slots
 
-HERE = Path(__file__).parent
-CASE = Path("../shared/reference/eplb/eplb_zipf0.8_58x256_seed0.npz")
+HERE = Path(__file__).resolve().parent
+CASE = "reference/eplb/eplb_zipf0.8_58x256_seed0.npz"
 CONFIGURATIONS = ((288, 1, 1, 32), (288, 8, 4, 32), (320, 1, 1, 64), (512, 1, 1, 256))  # slots, groups, nodes, ranks
 TURNS, REFINED_TURNS = 31, 3
 
@@ -43,8 +43,8 @@ def timed(place: Callable[[], np.ndarray]) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - processor
 
 
-def speed() -> Iterator[dict[str, object]]:
-    with np.load(CASE) as file:
+def speed(shared: Path) -> Iterator[dict[str, object]]:
+    with np.load(shared / CASE) as file:
         loads = file["weight"].astype(float)
     for configuration in CONFIGURATIONS:
         named = methods(loads, configuration)
@@ -68,4 +68,7 @@ def speed() -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    make_tables(HERE, tables_of({"speed": speed}), study_options(__doc__).parse_args())
+    parser = study_options(__doc__)
+    add_shared(parser, HERE.parents[2] / "shared", "reference")
+    given = parser.parse_args()
+    make_tables(HERE, tables_of({"speed": partial(speed, given.shared)}), given)

@@ -18,15 +18,15 @@ from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.rebalancing import Policy, Rebalanced, rebalanced
 from jaxmoe.experiment.replica_plans import FP8_DISPATCH, drawn_loads, judged, replayed, serving_scenario
-from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
 from jaxmoe.traces import Batch, GatingTrace, load_counts, read_trace, sample_batches
 from jaxmoe.traces.synthesis.sampling import drawn_counts, read_arrivals
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
-HERE = Path(__file__).parent
-TRACES = Path("../shared/traces")
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE.parents[1] / "configs"
 TOKENS = 2048  # of all ranks in a step
 MOVES = 8000  # of local search for every layer; a quarter on 256 ranks
 BATCHES = 8  # that judge, of tokens of the second half
@@ -41,11 +41,13 @@ SEEDS = (0, 1)
 
 
 @cache
-def inputs_for(machine: str, model: str, trace: str, every: int) -> tuple[Inputs, GatingTrace, GatingTrace]:
+def inputs_for(
+    traces: Path, machine: str, model: str, trace: str, every: int
+) -> tuple[Inputs, GatingTrace, GatingTrace]:
     """The inputs of some layers, and both halves of the trace."""
-    scenario = serving_scenario(Path(f"configs/hardware/{machine}.yaml"), model, TOKENS, costs=FP8_DISPATCH)
+    scenario = serving_scenario(CONFIGS / "hardware" / f"{machine}.yaml", model, TOKENS, costs=FP8_DISPATCH)
     layers = build_model(load_model(model, "model")).moe_layer_ids[::every]
-    inputs = inputs_of(scenario, TRACES / model / f"{trace}.npz", ",".join(map(str, layers)))
+    inputs = inputs_of(scenario, traces / model / f"{trace}.npz", ",".join(map(str, layers)))
     half = inputs.trace.num_tokens // 2
     parts = np.arange(half), np.arange(half, inputs.trace.num_tokens)
     first, second = (inputs.trace.select_tokens(part) for part in parts)
@@ -58,10 +60,10 @@ def windows_of(trace: GatingTrace, count: int = 8) -> np.ndarray:
     return np.stack([load_counts(trace.select_tokens(part)).counts.sum(axis=0) for part in parts]).astype(float)
 
 
-def topology(machine: str, model: str, choice: str, seed: int) -> list[dict]:
+def topology(traces: Path, machine: str, model: str, choice: str, seed: int) -> list[dict]:
     """Acceptance 3: ours against EPLB's, on tokens of the later half, in the model and in the simulator."""
     name, per_rank, every = CASES[machine][model]
-    inputs, first, second = inputs_for(machine, model, name, every)
+    inputs, first, second = inputs_for(traces, machine, model, name, every)
     rows = compared(inputs, first, second, per_rank, choice, seed)
     print(machine, model, choice, told(rows), flush=True)
     about = {"machine": machine, "model": model, "slots": per_rank * inputs.num_nodes, "seed": seed}
@@ -142,29 +144,31 @@ POLICIES = [
 ]
 
 
-def drifting_loads(layers: list[int], windows: int, seed: int) -> np.ndarray:
+def drifting_loads(traces: Path, layers: list[int], windows: int, seed: int) -> np.ndarray:
     """Choices of a step in windows of an hour, [window, layer, expert]: two services as their requests arrived.
 
     A service's tokens choose experts as the trace says that stands for it. Made from recorded parts, not recorded.
     """
     tokens, shares = [], []
     for service, trace in SERVICES.items():
-        arrivals = read_arrivals(TRACES / "arrivals" / f"{service}.npz")
+        arrivals = read_arrivals(traces / "arrivals" / f"{service}.npz")
         edges = np.linspace(0, 3436, windows + 1)  # s: both services were recorded until then
         work = (arrivals.prompt + arrivals.answer).astype(float)
         tokens.append(np.histogram(arrivals.seconds, edges, weights=work)[0])
-        counts = load_counts(read_trace(TRACES / MODEL / f"{trace}.npz").select_layers(layers)).counts.sum(axis=0)
+        counts = load_counts(read_trace(traces / MODEL / f"{trace}.npz").select_layers(layers)).counts.sum(axis=0)
         shares.append(counts / counts.sum(axis=1, keepdims=True))
     mixture = np.stack(tokens, axis=1) / np.sum(tokens, axis=0)[:, None]
     return drawn_counts(np.stack(shares), mixture, TOKENS * 6, seed).astype(float)
 
 
 @cache
-def drifting(choice: str, seed: int) -> tuple[ReplicaProblem, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+def drifting(
+    traces: Path, choice: str, seed: int
+) -> tuple[ReplicaProblem, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Where to place copies, windows of loads that are known and those that follow, and slots to start from."""
     layers = list(build_model(load_model(MODEL, "model")).moe_layer_ids[::13])
-    scenario = serving_scenario(Path(f"configs/hardware/{MACHINE}.yaml"), MODEL, TOKENS, costs=FP8_DISPATCH)
-    loads = drifting_loads(layers, 29, seed)
+    scenario = serving_scenario(CONFIGS / "hardware" / f"{MACHINE}.yaml", MODEL, TOKENS, costs=FP8_DISPATCH)
+    loads = drifting_loads(traces, layers, 29, seed)
     known, windows = loads[:4], loads[4:]
     model = replica_model(build_layer_model(scenario, "sharded"), choice)
     problem = ReplicaProblem(model, np.swapaxes(known, 0, 1), SLOTS)
@@ -175,9 +179,9 @@ def drifting(choice: str, seed: int) -> tuple[ReplicaProblem, np.ndarray, np.nda
     return problem, known, windows, starts
 
 
-def over_time(choice: str, seed: int, steps: int) -> Iterator[dict]:
+def over_time(traces: Path, choice: str, seed: int, steps: int) -> Iterator[dict]:
     """Acceptance 4 and the replay over time: every policy, for windows of a length."""
-    problem, known, windows, starts = drifting(choice, seed)
+    problem, known, windows, starts = drifting(traces, choice, seed)
     layers, size = known.shape[1], float(problem.model.layer.costs.expert_bytes)
     for policy in POLICIES:
         if steps != STEPS[0] and (policy.placer != "tuned" or np.isinf(policy.patience)):
@@ -202,15 +206,20 @@ def per_step(run: Rebalanced, steps: int) -> float:
     return float(run.seconds.mean() + run.moving.mean() / steps)
 
 
-def tables() -> Iterator[Table]:
+def tables(traces: Path) -> Iterator[Table]:
     """One for each machine, model, rule and seed; and one over time for each rule and seed."""
     models = ((machine, model) for machine, models in CASES.items() for model in models)
     for (machine, model), choice, seed in product(models, REPLICA_CHOICES, SEEDS):
-        rows = partial(topology, machine, model, choice, seed)
+        rows = partial(topology, traces, machine, model, choice, seed)
         yield Table(f"topology_{machine}_{model}_{choice}_{seed}", rows)
     for choice, seed in product(REPLICA_CHOICES, SEEDS):
-        yield Table(f"time_{choice}_{seed}", partial(over_time, choice, seed), [(s,) for s in STEPS], ("steps",))
+        yield Table(
+            f"time_{choice}_{seed}", partial(over_time, traces, choice, seed), [(s,) for s in STEPS], ("steps",)
+        )
 
 
 if __name__ == "__main__":
-    make_tables(HERE, [*tables()], study_options(__doc__).parse_args())
+    parser = study_options(__doc__)
+    add_shared(parser, HERE.parents[2] / "shared", "traces")
+    given = parser.parse_args()
+    make_tables(HERE, [*tables(given.shared / "traces")], given)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 STUDIES = Path(__file__).parents[2] / "studies"
+WITHOUT_TRIAL = {"measured", "moentwine", "wafer_gpu"}  # studies whose README has none yet
 CALLED = {"cross_cells.py"}  # by another script, with arguments of its own
 SCRIPTS = sorted(
     path for path in STUDIES.glob("*/*.py") if '__name__ == "__main__"' in path.read_text() and path.name not in CALLED
 )
+FIGURES = sorted((STUDIES.parent / "figures").glob("fig_*.py"))
 WRITERS = ("make_tables(", "write_table(", "summary.write(")
 
 
@@ -30,6 +32,35 @@ def test_help_says_what_a_script_makes(path, tmp_path):
     source = path.read_text()
     assert source.split('"""')[1].split("\n")[0] in done.stdout
     assert ("--out FOLDER" in done.stdout) == any(writer in source for writer in WRITERS)
+    assert not any(tmp_path.iterdir())
+
+
+def test_recorded_data_are_found_from_any_folder():
+    """By an option, or beside the project: never from where the script is called."""
+    for path in STUDIES.glob("*/*.py"):
+        assert 'Path("../' not in path.read_text(), path
+
+
+@pytest.mark.parametrize("study", sorted({path.parent.name for path in SCRIPTS} - WITHOUT_TRIAL))
+def test_a_study_says_what_to_run_first_and_what_to_change(study):
+    text = (STUDIES / study / "README.md").read_text()
+    told = " ".join(text.partition("## Run it yourself\n")[2].partition("\n## ")[0].split())
+    assert re.search(r"In (seconds|ten seconds|half a minute|a minute)", told)
+    for name in re.findall(r"`([\w.]+\.py)`", told):
+        assert (STUDIES / study / name).is_file()
+    change = re.search(r"Then (change|add) `?([^`,.]+)`?", told)
+    assert change
+    if re.fullmatch(r"[A-Z_]+", change[2]):
+        texts = [path.read_text() for path in (STUDIES / study).glob("*.py")]
+        assert any(re.search(rf"^{change[2]}\b", text, re.M) for text in texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)
+def test_help_of_a_figure_says_where_images_go_and_draws_none(path, tmp_path):
+    done = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--out" in done.stdout
     assert not any(tmp_path.iterdir())
 
 
