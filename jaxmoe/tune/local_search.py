@@ -5,6 +5,7 @@ worse with a chance that falls. All moves of a search see the same batches, so t
 legal throughout.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -267,7 +268,9 @@ def improve(
         (share, cost), _ = jax.lax.scan(move, start, (lucks, coldness))
         return share @ places.spread, cost
 
-    # Draw all random numbers up front: random bits inside the loop would take longer to compile than all the rest.
-    lucks = jr.uniform(key, (*shares.shape[:2], coldness.shape[0], LUCK))
+    # Draw all random numbers up front and in one row: random bits inside the loop, or in short rows, would take longer
+    # to compile than all the rest.
+    drawn = (*shares.shape[:2], coldness.shape[0], LUCK)
+    lucks = jr.uniform(key, (math.prod(drawn),)).reshape(drawn)
     over_chains = jax.vmap(chain, in_axes=(0, 0, None, None, 0))
     return jax.vmap(over_chains)(shares, group, search.frequency, batches, lucks)
