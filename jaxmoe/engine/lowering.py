@@ -115,6 +115,8 @@ def lower_tokens(
     What deciding takes comes before the hidden vectors, as part of dispatch; `serving` has decided who is visited.
     """
     sent, asked = exchange(topology, visits), exchange.deciding(topology, visits)
+    if not isinstance(sent, Rounds):  # loads are alike both ways: so is one derivative enough
+        sent = tuple(tuple(times.loaded(topology, flows) for flows in phase) for phase in sent)
     before: list[AbstractDemand] = []
     if costs.deciding is not None:
         before += _decided(costs.deciding, topology, visits, times, (serving, exchange))

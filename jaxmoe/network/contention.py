@@ -109,6 +109,9 @@ class Contention(Congestion):
     def mirrored(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
         return self._stage(topology, traffic.T, self.ways_back)
 
+    def loaded(self, topology: AbstractTopology, flows: Flows) -> Flows:
+        return flows if flows.route == "unicast" else super().loaded(topology, flows)
+
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         if flows.route != "unicast":
             return super().of_flows(topology, flows, vector_bytes)

@@ -23,6 +23,7 @@ class Flows(eqx.Module):
     `messages` says how many run from node to node, and so which paths are used. Flows of one `chain` wait for each
     other round by round, so their delays add up along all of it but the quickest step. Who has followed trees already
     may give what links carry as `carried`, in vectors times `vectors`; derivatives are still those of the trees.
+    `loads` are there once a time model has worked them out.
     """
 
     source: Float[Array, "flow node"]
@@ -32,6 +33,7 @@ class Flows(eqx.Module):
     messages: Float[Array, "node node2"] | None = None
     chain: Int[Array, " flow"] | None = None
     carried: Float[Array, " link"] | None = None
+    loads: "FlowLoads | None" = None
     rounds: Float[Array, ""] | int = 1
     route: Literal["unicast", "tree", "cross_tree"] = eqx.field(static=True, default="unicast")
 
@@ -43,6 +45,14 @@ class Flows(eqx.Module):
     def parts(self) -> Float[Array, "flow node"]:
         """The part of what a flow sends that goes to every node."""
         return as_weights(self.destination, self.source.shape[1], self.source.dtype)
+
+
+class FlowLoads(eqx.Module):
+    """Hidden vectors that flows bring to every link and port: the same ones whichever way the flows run."""
+
+    link: Float[Array, " link"]
+    sent: Float[Array, " node"]
+    received: Float[Array, " node"]
 
 
 Phases = tuple[tuple[Flows, ...], ...]

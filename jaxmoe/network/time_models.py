@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.flows import Flows, StageTime
+from jaxmoe.network.flows import FlowLoads, Flows, StageTime
 from jaxmoe.network.loads import crossed, flow_loads, known_loads, link_loads, path_maxima, path_sums, tree_loads
 from jaxmoe.relax import OneOf, is_number, largest, look_up
 
@@ -26,6 +26,10 @@ class AbstractTimeModel(eqx.Module):
     @abc.abstractmethod
     def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
         """Time of one message of traffic[s, d] bytes from every s to every d; zeros send nothing."""
+
+    def loaded(self, topology: AbstractTopology, flows: Flows) -> Flows:
+        """The flows with what of their time is alike both ways, so that it is worked out once; by default nothing is."""
+        return flows
 
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """Time of flows whose hidden vectors are of `vector_bytes` each."""
@@ -72,53 +76,28 @@ class Congestion(AbstractTimeModel):
             link_bytes=loads,
         )
 
+    def loaded(self, topology: AbstractTopology, flows: Flows) -> Flows:
+        return flows if flows.loads is not None else replace(flows, loads=_flow_loads(topology, flows))
+
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """As for traffic, but no matrix of it is built: most flows come from one node or go to one.
 
         A path counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
         """
-        of_one_round = self._tree_stage if flows.route != "unicast" else self._unicast_stage
-        return repeated(of_one_round(topology, flows, vector_bytes), flows.rounds)
-
-    def _unicast_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
-        sent, vectors = _sent(flows)
-        unit, parts = vectors * vector_bytes, flows.parts()  # B
-        away = (
-            (sent * (1 - parts)).sum(axis=0),
-            (parts * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0),
+        loads = self.loaded(topology, flows).loads
+        assert loads is not None
+        timed = self
+        if flows.route != "unicast":  # routers hold a chunk whole before they add it up, under either switching
+            timed = replace(self, cut_through=False)
+        across = crossed(topology) if flows.route == "cross_tree" else topology
+        stage = StageTime(
+            link_time=loads.link * (vector_bytes / topology.link_rate),
+            port_time=port_times(topology, loads.sent, loads.received) * vector_bytes,
+            pair_time=jnp.zeros(0, loads.link.dtype),
+            path_delay=timed._longest_delay(across, flows, vector_bytes),
+            link_bytes=loads.link * vector_bytes,
         )
-        loads = flow_loads(topology, sent, flows.destination)
-        return StageTime(
-            link_time=loads * (unit / topology.link_rate),
-            port_time=port_times(topology, *away) * unit,
-            pair_time=jnp.zeros(0, sent.dtype),
-            path_delay=self._longest_delay(topology, flows, vector_bytes),
-            link_bytes=loads * unit,
-        )
-
-    def _tree_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
-        """Each visited node's vector passes its port once, and what has become of them all passes that of the home.
-
-        Routers hold a chunk whole before they add it up, under either switching. Bytes come last: dispatch and combine
-        along split trees then have the same loads in vectors, which the compiler sees and works out once.
-        """
-        assert flows.weight is not None
-        cross = flows.route == "cross_tree"
-        weight, parts = flows.weight * flows.vectors, flows.parts()
-        others = flows.source * (1 - parts)
-        arriving = largest(others)[:, None] * parts
-        stored = replace(self, cut_through=False)
-        if cross:
-            topology = crossed(topology)
-        trees = topology, flows.source, flows.destination, weight
-        loads = tree_loads(*trees) if flows.carried is None else known_loads(flows.carried * flows.vectors, *trees)
-        return StageTime(
-            link_time=loads * (vector_bytes / topology.link_rate),
-            port_time=port_times(topology, weight @ others, weight @ arriving) * vector_bytes,
-            pair_time=jnp.zeros(0, parts.dtype),
-            path_delay=stored._longest_delay(topology, flows, vector_bytes),
-            link_bytes=loads * vector_bytes,
-        )
+        return repeated(stage, flows.rounds)
 
     def _longest_delay(
         self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]
@@ -228,6 +207,29 @@ def _pairwise(
         path_delay=jnp.zeros((), traffic.dtype),
         link_bytes=link_loads(topology, away),
     )
+
+
+def _flow_loads(topology: AbstractTopology, flows: Flows) -> FlowLoads:
+    """Loads of one round. They depend on the paths of the network alone, and none of its numbers.
+
+    Of a tree, each visited node's vector passes its port once, and what has become of them all passes that of the home.
+    """
+    if flows.route == "unicast":
+        (sent, vectors), parts = _sent(flows), flows.parts()
+        away = (sent * (1 - parts)).sum(axis=0), (parts * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0)
+        of_links = flow_loads(topology, sent, flows.destination)
+        return FlowLoads(of_links * vectors, away[0] * vectors, away[1] * vectors)
+    assert flows.weight is not None
+    weight, parts = flows.weight * flows.vectors, flows.parts()
+    others = flows.source * (1 - parts)
+    trees = (
+        crossed(topology) if flows.route == "cross_tree" else topology,
+        flows.source,
+        flows.destination,
+        weight,
+    )
+    of_links = tree_loads(*trees) if flows.carried is None else known_loads(flows.carried * flows.vectors, *trees)
+    return FlowLoads(of_links, weight @ others, weight @ (largest(others)[:, None] * parts))
 
 
 def away_from_self(topology: AbstractTopology, dtype: jnp.dtype) -> Float[Array, "node node2"]:
