@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network.exchange import BOTH_TREES, DescribedExchange
 from jaxmoe.network.flows import Flows, Phases
+from jaxmoe.network.loads import crossed, known_loads
 from jaxmoe.network.route_costs import Unicasts, trees
 from jaxmoe.network.visits import Visits
 from jaxmoe.placement.exchange import LEVELS, ROUNDING, LeastCongested, exchange_of
@@ -51,17 +52,27 @@ class LeastCongestedExchange(DescribedExchange):
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         chosen = jax.lax.stop_gradient(self.choices(topology, visits))
         one, names = jnp.ones((), visits.visited.dtype), _route_names(topology, self.unicast)
+        parts = len(chosen.home)
+        visited = jnp.concatenate([visits.visited] * parts)  # flows of a route are priced together, whatever the part
+
+        def carried(number: int) -> Float[Array, " link"] | None:
+            if self.unicast:
+                return None
+            along = topology if number == 0 else crossed(topology)
+            homes = chosen.home[..., None] == jnp.arange(topology.num_nodes)
+            towards = (homes & (chosen.route == number)[..., None]).sum(axis=0).astype(one.dtype)
+            return known_loads(chosen.carried[:, number].sum(axis=0), along, visits.visited, towards, visits.weight)
+
         return (
             tuple(
                 Flows(
-                    visits.visited,
-                    chosen.home[part],
-                    one / len(chosen.home),
-                    visits.weight * (chosen.route[part] == number),
-                    carried=None if self.unicast else chosen.carried[part, number],
+                    visited,
+                    chosen.home.reshape(-1),
+                    one / parts,
+                    (visits.weight * (chosen.route == number)).reshape(-1),
+                    carried=carried(number),
                     route=name,
                 )
-                for part in range(len(chosen.home))
                 for number, name in enumerate(names)
             ),
         )

@@ -22,7 +22,7 @@ class Flows(eqx.Module):
     where a message starts. A flow with a `weight` stands for so many alike. Where a flow has several destinations,
     `messages` says how many run from node to node, and so which paths are used. Flows of one `chain` wait for each
     other round by round, so their delays add up along all of it but the quickest step. Who has followed trees already
-    may give what links carry as `carried`, in vectors times `vectors`; derivatives are still those of the trees.
+    may give what links carry as `carried`, in vectors times `vectors`, with its derivative; see `known_loads`.
     `loads` are there once a time model has worked them out.
     """
 
@@ -48,11 +48,11 @@ class Flows(eqx.Module):
 
 
 class FlowLoads(eqx.Module):
-    """Hidden vectors that flows bring to every link and port: the same ones whichever way the flows run."""
+    """Hidden vectors that flows bring to every link, and port where ports limit: the same whichever way they run."""
 
     link: Float[Array, " link"]
-    sent: Float[Array, " node"]
-    received: Float[Array, " node"]
+    sent: Float[Array, " node"] | None = None
+    received: Float[Array, " node"] | None = None
 
 
 Phases = tuple[tuple[Flows, ...], ...]

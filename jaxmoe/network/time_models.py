@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.flows import FlowLoads, Flows, StageTime
-from jaxmoe.network.loads import crossed, flow_loads, known_loads, link_loads, path_maxima, path_sums, tree_loads
-from jaxmoe.relax import OneOf, is_number, largest, look_up
+from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
+from jaxmoe.relax import OneOf, is_number, largest, least_at, look_up
 
 
 class AbstractTimeModel(eqx.Module):
@@ -28,7 +28,7 @@ class AbstractTimeModel(eqx.Module):
         """Time of one message of traffic[s, d] bytes from every s to every d; zeros send nothing."""
 
     def loaded(self, topology: AbstractTopology, flows: Flows) -> Flows:
-        """The flows with what of their time is alike both ways, so that it is worked out once; by default nothing is."""
+        """The flows with what is the same whichever way they run, to be worked out once; by default nothing."""
         return flows
 
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
@@ -113,6 +113,10 @@ class Congestion(AbstractTimeModel):
         if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
             from_node = _columns(latency, flows.destination) + chunk[:, None] * _columns(per_byte, flows.destination)
         else:
+            if not is_number(flows.destination) and flows.chain is None:
+                part = jnp.minimum(flows.source, 1)
+                part = part if flows.weight is None else part * jnp.minimum(flows.weight, 1)[:, None]
+                return _longest_towards(part, flows.destination, latency + chunk * per_byte)
             from_node = look_up(flows.destination, (latency + chunk * per_byte).T)
         delays = largest(from_node * jnp.minimum(flows.source, 1))
         if flows.weight is not None:
@@ -133,6 +137,32 @@ class Congestion(AbstractTimeModel):
         for port in _port_slowness(topology):
             stations, slowest = stations + port, jnp.maximum(slowest, port)
         return never_constant(latency, topology), never_constant((stations - slowest) * away, topology)
+
+
+@jax.custom_jvp
+def _longest_towards(
+    part: Float[Array, "flow node"], destination: Float[Array, "flow node2"], delay: Float[Array, "node node2"]
+) -> Float[Array, ""]:
+    """The longest delay of any flow, by the part of a message that it carries, with a mean over its destinations.
+
+    Its derivative is that of one longest path, the first. That of the product would take as long as the product.
+    """
+    return largest((part * (destination @ delay.T)).ravel())
+
+
+@_longest_towards.defjvp
+def _longest_towards_jvp(primals, tangents):
+    (part, destination, delay), (of_part, of_destination, of_delay) = primals, tangents
+    delays = part * (destination @ delay.T)
+    flow = least_at(-delays.max(axis=1))
+    node = least_at(-delays[flow])
+    there = jnp.arange(len(part)) == flow  # transposed, masks are part of the sum of derivatives; scatters are not
+    at = there[:, None] & (jnp.arange(part.shape[1]) == node)
+    towards, carried = destination[flow], part[flow, node]
+    change = jnp.where(at, of_part, 0).sum() * (towards @ delay[node])
+    change += (jnp.where(there[:, None], of_destination, 0) * (carried * delay[node])).sum()
+    change += carried * (towards @ of_delay[node])
+    return jnp.maximum(delays[flow, node], 0), change
 
 
 class Uncongested(AbstractTimeModel):
@@ -210,26 +240,32 @@ def _pairwise(
 
 
 def _flow_loads(topology: AbstractTopology, flows: Flows) -> FlowLoads:
-    """Loads of one round. They depend on the paths of the network alone, and none of its numbers.
+    """Loads of one round. They depend on the paths of the network alone, and none of its numbers."""
+    if flows.carried is not None:
+        link = flows.carried * flows.vectors
+    elif flows.route == "unicast":
+        sent, vectors = _sent(flows)
+        link = flow_loads(topology, sent, flows.destination) * vectors
+    else:
+        assert flows.weight is not None
+        along = crossed(topology) if flows.route == "cross_tree" else topology
+        link = tree_loads(along, flows.source, flows.destination, flows.weight * flows.vectors)
+    limited = topology.injection_rate is not None or topology.ejection_rate is not None
+    return FlowLoads(link, *(_port_loads(flows) if limited else ()))
+
+
+def _port_loads(flows: Flows) -> tuple[Float[Array, " node"], Float[Array, " node"]]:
+    """What every node sends to others, and receives from them.
 
     Of a tree, each visited node's vector passes its port once, and what has become of them all passes that of the home.
     """
+    (sent, vectors), parts = _sent(flows), flows.parts()
     if flows.route == "unicast":
-        (sent, vectors), parts = _sent(flows), flows.parts()
-        away = (sent * (1 - parts)).sum(axis=0), (parts * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0)
-        of_links = flow_loads(topology, sent, flows.destination)
-        return FlowLoads(of_links * vectors, away[0] * vectors, away[1] * vectors)
+        received = parts * (sent.sum(axis=1, keepdims=True) - sent)
+        return (sent * (1 - parts)).sum(axis=0) * vectors, received.sum(axis=0) * vectors
     assert flows.weight is not None
-    weight, parts = flows.weight * flows.vectors, flows.parts()
-    others = flows.source * (1 - parts)
-    trees = (
-        crossed(topology) if flows.route == "cross_tree" else topology,
-        flows.source,
-        flows.destination,
-        weight,
-    )
-    of_links = tree_loads(*trees) if flows.carried is None else known_loads(flows.carried * flows.vectors, *trees)
-    return FlowLoads(of_links, weight @ others, weight @ (largest(others)[:, None] * parts))
+    weight, others = flows.weight * flows.vectors, flows.source * (1 - parts)
+    return weight @ others, weight @ (largest(others)[:, None] * parts)
 
 
 def away_from_self(topology: AbstractTopology, dtype: jnp.dtype) -> Float[Array, "node node2"]:
@@ -299,12 +335,12 @@ def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:
 
 
 def port_times(
-    topology: AbstractTopology, sent: Float[Array, " node"], received: Float[Array, " node"]
+    topology: AbstractTopology, sent: Float[Array, " node"] | None, received: Float[Array, " node"] | None
 ) -> Float[Array, " port"]:
     """Seconds that every injection port, then every ejection port is busy; empty without port limits."""
     ports = ((sent, topology.injection_rate), (received, topology.ejection_rate))
-    times = [amount / rate for amount, rate in ports if rate is not None]
-    return jnp.concatenate([jnp.zeros(0, sent.dtype), *times])
+    times = [amount / rate for amount, rate in ports if rate is not None and amount is not None]
+    return jnp.concatenate([jnp.zeros(0, topology.link_rate.dtype), *times])
 
 
 def _port_slowness(topology: AbstractTopology) -> list[Float[Array, "..."]]:

@@ -13,7 +13,8 @@ from oracles.derivatives import check_slopes
 from oracles.topologies import NETWORKS, with_random_numbers
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network import AlphaBeta
+from jaxmoe.network import AlphaBeta, Congestion, Flows
+from jaxmoe.network.loads import path_sums
 from jaxmoe.relax import HardMax, SmoothMax
 
 REDUCTIONS = (HardMax(), SmoothMax(0.1))
@@ -100,3 +101,22 @@ def test_gradients_at_ties_are_finite_and_share_what_bandwidth_brings(network, m
 
     total, gradient = jax.jit(jax.value_and_grad(time))(numbers)
     assert sum(np.asarray(part).sum() for part in gradient.values()) == pytest.approx(-float(total), rel=1e-6)
+
+
+def test_a_delay_towards_many_nodes_has_the_derivative_of_the_longest_path():
+    rng = np.random.default_rng(4)
+    topology = with_random_numbers(NETWORKS["mesh"], rng)
+    nodes = topology.num_nodes
+    source, towards = (jnp.asarray(rng.random((5, nodes))) for _ in range(2))
+    latency = path_sums(topology, topology.link_latency) + topology.endpoint_latency * (1 - jnp.eye(nodes))
+
+    def longest(source, towards, latency):
+        return (source * (towards @ latency.T)).max()
+
+    def modelled(source, towards):
+        flows = Flows(source, towards, jnp.ones(()))
+        return Congestion(jnp.asarray(0.0), cut_through=True).of_flows(topology, flows, jnp.ones(())).path_delay
+
+    for each in (0, 1):
+        expected = jax.grad(longest, argnums=each)(source, towards, latency)
+        np.testing.assert_allclose(jax.grad(modelled, argnums=each)(source, towards), expected, rtol=1e-9)
