@@ -9,4 +9,6 @@ import jax
 UNFUSED: dict[str, int | bool] = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 # For what runs so shortly that code is not worth optimising.
 SOONER: dict[str, int | bool] = {"xla_backend_optimization_level": 0, **UNFUSED}
+# For what runs a few dozen times: two thirds of the time to compile, twice the time to run.
+LIGHT: dict[str, int | bool] = {"xla_backend_optimization_level": 1, **UNFUSED}
 SHORT = 2**19  # entries [layer, batch, token, node]; fewer are evaluated sooner than XLA optimises code for them

@@ -31,7 +31,9 @@ from .fetch_layer import HostLink as HostLink
 from .fetch_layer import traffic_figures as traffic_figures
 from .layer import AbstractLayer as AbstractLayer
 from .layer import Layer as Layer
+from .layer import at_once as at_once
 from .layer import evaluate as evaluate
+from .layer import evaluate_soon as evaluate_soon
 from .layer import is_tensor_parallel as is_tensor_parallel
 from .lowering import Deciding as Deciding
 from .lowering import LayerCosts as LayerCosts

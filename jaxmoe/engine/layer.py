@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.compiling import LIGHT, SHORT
 from jaxmoe.engine.attention import AbstractStages
 from jaxmoe.engine.decisions import AbstractDecisions, Decisions
 from jaxmoe.engine.lowering import LayerCosts
@@ -30,6 +31,7 @@ from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSuppor
 from jaxmoe.traces.batches import Batch, merge_tokens, over_batches
 
 MOST_VISITS = 2**27  # [layer, token, choice, node] that are timed side by side: several arrays of 512 MiB
+MANY_NODES = 64  # above this compiling takes longer than most plans take
 SHARING = 4  # rows per token up to which merged batches pay, where they share the work of their rows
 
 
@@ -179,6 +181,38 @@ def evaluate(
         return jax.vmap(one)(batches, served).mean_busy()
 
     return jax.lax.map(lambda given: layer(*given), (share, batches, served, serving))
+
+
+@eqx.filter_jit(compiler_options=LIGHT)  # type: ignore[call-overload]  # an option of JAX
+def _evaluate_soon(
+    model: Layer,
+    share: Float[Array, "layer expert node"],
+    batches: Batch,
+    exchange: AbstractExchange,
+    serving: AbstractServing | None,
+) -> LayerTime:
+    return evaluate(model, share, batches, exchange, serving=serving)
+
+
+def evaluate_soon(
+    model: Layer,
+    share: Float[Array, "layer expert node"],
+    batches: Batch,
+    exchange: AbstractExchange,
+    serving: AbstractServing | None = None,
+) -> LayerTime:
+    """`evaluate` for plans that are not many: where they have few batches, it is compiled sooner and runs slower."""
+    short = batches.weight.size * share.shape[2] <= SHORT
+    timed = _evaluate_soon if short else evaluate
+    return timed(model, share, batches, exchange, serving=serving)
+
+
+def at_once(nodes: int) -> int:
+    """How many batches to evaluate at once, so that one program serves any number of them.
+
+    With many nodes compiling takes longer than running, so that few at once are better.
+    """
+    return 64 if nodes <= MANY_NODES else 2
 
 
 def is_tensor_parallel(share: np.ndarray) -> bool:

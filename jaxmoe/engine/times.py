@@ -1,5 +1,6 @@
 """The time of a layer: stages, what was busy, energy and total. One type for the model and the event simulator."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -108,6 +109,13 @@ class LayerTime(eqx.Module):
             for part in (self.stages, self.energy, self.delay)
         )
         return LayerTime(stages, self.busy, self.total[..., :count], energy, delay, self.blocks, self.servers)
+
+    @staticmethod
+    def joined(parts: Sequence["LayerTime"]) -> "LayerTime":
+        """Times [layer, batch] of equal parts of the batches as those of all; busy times are means over batches."""
+        first, busy = parts[0], jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *(part.busy for part in parts))
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *(part.without_busy() for part in parts))
+        return first if len(parts) == 1 else eqx.tree_at(lambda t: t.busy, joined, busy)
 
     def layer(self, row: int) -> "LayerTime":
         """Times of one layer, the first leading axis."""

@@ -1,5 +1,6 @@
 """Searched plans and usual strategies, compared under every exchange."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -195,8 +196,11 @@ def _evaluated(
             wanted.setdefault(exchange, []).append(each)
 
     def under(exchange: str | tuple[str, ...]) -> dict[str, LayerTime]:
-        named = exchange if isinstance(exchange, str) else None
-        return {each.name: score(inputs, each, batches, named) for each in wanted[exchange]}
+        named, alike = exchange if isinstance(exchange, str) else None, dict[Hashable, LayerTime]()
+        for each in wanted[exchange]:
+            if (key := _decided(each, named)) not in alike:
+                alike[key] = score(inputs, each, batches, named)
+        return {each.name: alike[_decided(each, named)] for each in wanted[exchange]}
 
     seen: dict[str | tuple[str, ...], dict[str, LayerTime]] = {}
     for exchange, times in zip(wanted, side_by_side(under, wanted), strict=True):
@@ -208,6 +212,14 @@ def _evaluated(
         for each in strategies
     }
     return scores, others
+
+
+def _decided(strategy: Strategy, exchange: str | None) -> Hashable:
+    """What the times of a strategy follow from, under an exchange or its own: several strategies often agree."""
+    placement = strategy.placement
+    if placement.copies is not None:
+        return strategy.name
+    return placement.computed.tobytes(), placement.computed_mode, placement.exchanges(exchange)
 
 
 def _uniform(exchange: tuple[str, ...]) -> str | tuple[str, ...]:

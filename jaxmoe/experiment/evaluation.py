@@ -4,13 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.des.exchanges import SIMULATED, choices_in_turn
 from jaxmoe.engine import (
@@ -20,7 +18,8 @@ from jaxmoe.engine import (
     LayerTime,
     Overlap,
     Serial,
-    evaluate,
+    at_once,
+    evaluate_soon,
     measured_time,
     serving_of,
 )
@@ -78,17 +77,6 @@ def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: Lay
     return timed
 
 
-@eqx.filter_jit(compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX
-def _evaluate_soon(
-    model: Layer,
-    share: Float[Array, "layer expert node"],
-    batches: Batch,
-    exchange: AbstractExchange,
-    serving: AbstractServing | None,
-) -> LayerTime:
-    return evaluate(model, share, batches, exchange, serving=serving)
-
-
 def score(
     inputs: Inputs, strategy: Strategy, batches: Batch, exchange: str | None = None, as_simulated: bool = False
 ) -> LayerTime:
@@ -109,11 +97,24 @@ def score(
         serving = None if placement.copies is None else serving_of(placement.copies.rows(rows))
         if serving is None:
             drawn = model.merged(drawn, inputs.moe.num_experts, inputs.exchange(described))
-        timed = _evaluate_soon if drawn.weight.size * share.shape[2] <= SHORT else evaluate
-        parts.append(timed(model, share, drawn, inputs.exchange(described), serving=serving).as_numpy())
+        parts.append(_in_parts(model, share, drawn, inputs.exchange(described), serving))
         order.append(rows)
     back = np.argsort(np.concatenate(order))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
+
+
+def _in_parts(
+    model: Layer,
+    share: Float[Array, "layer expert node"],
+    batches: Batch,
+    exchange: AbstractExchange,
+    serving: AbstractServing | None,
+) -> LayerTime:
+    """Times on all batches, in even parts if there are any, by the program of one part, as tuning has it."""
+    count, most = batches.weight.shape[1], at_once(share.shape[2])
+    size = most if count % most == 0 else count
+    parts = [batches.some(first, size) for first in range(0, count, size)]
+    return LayerTime.joined([evaluate_soon(model, share, part, exchange, serving).as_numpy() for part in parts])
 
 
 def is_simulated(inputs: Inputs) -> bool:

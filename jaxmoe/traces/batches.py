@@ -33,6 +33,16 @@ class Batch(eqx.Module):
     logits: Float[Array, "*lead token expert"] | None = None  # of the router, where a gate may choose anew
     chosen: Float[Array, "*lead token expert"] | None = None  # in place of `choices`, where these have a derivative
 
+    def some(self, first: int, count: int) -> "Batch":
+        """So many batches from the first on, of drawn ones, [layer, batch, ...], or merged ones. Outside `jit`."""
+
+        def cut(leaf: Array) -> Array:  # by NumPy: JAX would compile a cut for every shape
+            return jnp.asarray(np.asarray(leaf)[:, first : first + count])
+
+        if self.experts.ndim == self.weight.ndim:  # merged ones share all else
+            return replace(self, weight=cut(self.weight))
+        return jax.tree.map(cut, self)
+
     @property
     def gather_slot(self) -> Int[Array, "*lead token"]:
         """The choice that the token's draw names: each that it has, with equal chance."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from jaxmoe.engine import at_once
+from jaxmoe.engine.layer import MANY_NODES
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.regions import shipped_regions
 from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, rebalance
@@ -45,9 +46,9 @@ from jaxmoe.tune.settings import StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches of the final choice
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
-MANY_NODES = 64  # above this not all complete hybrids are tried under every exchange, to save time
 HYBRIDS_TRIED = 2  # complete hybrids that are tried there, the fastest
 LOOK_BATCHES = 2  # batches that rank them
+LOOK, FAR = 64, 1.05  # batches of a look at an exchange, and how much slower one is that is not looked at again
 REBALANCE_BATCHES = 128  # over which work is divided anew, or as many as the linear programme may have
 LEAST_BATCHES = 4  # over fewer, work is not divided anew
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
@@ -74,10 +75,10 @@ class Evaluator:
         affordable = SELECTION_ENTRIES // (self.problem.batch_tokens * self.problem.num_nodes)
         count = int(np.clip(affordable, *SELECTION_BATCHES))
         count = count if self.most_batches is None else min(count, self.most_batches)
-        # With many nodes compiling takes longer than scoring, so all batches go as many at a time as in a look.
-        self._at_once = LOOK_BATCHES if self.problem.num_nodes > MANY_NODES else count
+        self._at_once = min(at_once(self.problem.num_nodes), count)
         self.selection = self.problem.draw(count // self._at_once * self._at_once, next(self.seeds))
         self._merged: dict[tuple, Batch] = {}
+        self._known: dict[tuple[bytes, str], list[np.ndarray]] = {}  # times of plans by exchange, part by part
         self._merging = Lock()
         self.search = local_search.search_of(self.problem)
 
@@ -97,40 +98,53 @@ class Evaluator:
         held = plans if self.problem.model.mode == "sharded" else plans > 0
         return (held.sum(axis=2) <= self.problem.room * BRIM).all(axis=-1)
 
-    def score(self, plans: Plans, exchange: AbstractExchange | None = None) -> Scores:
-        """Exact objective of plans on the selection batches, s; by default under the model's own exchange."""
-        return self._scored(plans, exchange)[0]
+    def score(self, plans: Plans, exchange: AbstractExchange | None = None, batches: int | None = None) -> Scores:
+        """Exact objective of plans on the selection batches, or about so many of them, s.
 
-    def _scored(
-        self, plans: Plans, exchange: AbstractExchange | None, batches: int | None = None
-    ) -> tuple[Scores, Float[np.ndarray, "layer candidate batch"]]:
-        """Objective and the times of the selection batches, or the first so many of them, s."""
-        count = self.selection.weight.shape[1] if batches is None else batches
-        drawn = [self._selected(first, exchange) for first in range(0, count, self._at_once)]
-        shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
-        scored = [
-            [local_search.seconds_of_all(self.search, share, part, exchange) for part in drawn] for share in shares
-        ]
-        seconds = np.stack([np.concatenate(of_one, axis=1, dtype=float) for of_one in scored], axis=1)
-        return np.asarray(self.problem.aim(jnp.asarray(seconds)), float), seconds
+        By default they run under the model's own exchange.
+        """
+        parts, shares = self._parts(batches), np.moveaxis(plans, 1, 0).astype(np.float32)
+        seconds = [[self._part_seconds(share, exchange, part) for part in range(parts)] for share in shares]
+        return self.problem.aim.of(np.stack([np.concatenate(of_one, axis=1) for of_one in seconds], axis=1))
+
+    def _parts(self, batches: int | None) -> int:
+        """In how many parts so many selection batches are evaluated; all by default."""
+        count = self.selection.weight.shape[1]
+        return -(-min(count if batches is None else batches, count) // self._at_once)
+
+    def _part_seconds(
+        self, share: Plan, exchange: AbstractExchange | None, part: int
+    ) -> Float[np.ndarray, "layer batch"]:
+        drawn = self._selected(part * self._at_once, exchange)
+        return np.asarray(local_search.seconds_of_all(self.search, jnp.asarray(share), drawn, exchange), float)
 
     def _selected(self, first: int, exchange: AbstractExchange | None) -> Batch:
         """Some selection batches from the first on, merged where that pays under the exchange."""
         key = first, self.problem.model.merging(exchange, self._at_once)
         with self._merging:
             if key not in self._merged:
-                part = jax.tree.map(lambda leaf: leaf[:, first : first + self._at_once], self.selection)
-                self._merged[key] = self.problem.merged(part, exchange)
+                self._merged[key] = self.problem.merged(self.selection.some(first, self._at_once), exchange)
             return self._merged[key]
 
     def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
-        """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""
+        """The plan with the best of these exchanges in every layer, on all selection batches or about so many.
 
-        def under(name: str) -> Ranked:
-            scores, seconds = self._scored(plan[:, None], exchanges[name], batches)
-            return Ranked(plan, scores[:, 0], np.full(len(plan), name, object), seconds[:, 0])
+        Exchanges that a look at some batches finds far slower are not tried on the others.
+        """
+        share = plan.astype(np.float32)
+        alike = share.tobytes()  # strategies often agree
 
-        return least(side_by_side(under, exchanges))
+        def under(name: str, batches: int | None) -> Ranked:
+            known = self._known.setdefault((alike, name), [])
+            for part in range(len(known), self._parts(batches)):
+                known.append(self._part_seconds(share, exchanges[name], part))
+            seconds = np.concatenate(known[: self._parts(batches)], axis=1)
+            return Ranked(plan, self.problem.aim.of(seconds), np.full(len(plan), name, object), seconds)
+
+        looks = dict(zip(exchanges, side_by_side(lambda name: under(name, batches or LOOK), exchanges), strict=True))
+        most = least(looks.values()).seconds * FAR
+        near = [name for name, look in looks.items() if (look.seconds <= most).any()]
+        return least(side_by_side(lambda name: under(name, batches), near))
 
     @cached_property
     def strategies(self) -> dict[str, Ranked]:
@@ -142,7 +156,7 @@ class Evaluator:
         ranked = {each.name: self.under_best(each.share.astype(float), own[each.name]) for each in able}
         hybrids = [name for name in ranked if own[name] != named[name]]
         gathers = self.problem.gathers
-        if self.problem.num_nodes > MANY_NODES:
+        if self.problem.num_nodes > MANY_NODES:  # to save time
             seen = {name: self.under_best(ranked[name].plan, gathers, LOOK_BATCHES).seconds.mean() for name in hybrids}
             hybrids = sorted(hybrids, key=seen.__getitem__)[:HYBRIDS_TRIED]
         for name in hybrids:

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, Key
 
-from jaxmoe.compiling import SHORT, SOONER
-from jaxmoe.engine import AbstractServing, Decisions, Layer
+from jaxmoe.engine import AbstractServing, Decisions, Layer, evaluate_soon
 from jaxmoe.network import AbstractExchange
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.traces import Batch, over_batches
@@ -202,19 +201,9 @@ def seconds_of_all(
 
     `exchange` defaults to the model's own.
     """
-    short = batches.weight.size * shares.shape[2] <= SHORT
-    return (_seconds_soon if short else _seconds_of_all)(search, shares, batches, exchange)
-
-
-def _all_layers(
-    search: Search, shares: Float[Array, "layer expert node"], batches: Batch, exchange: AbstractExchange | None
-) -> Float[Array, "layer batch"]:
-    # One layer at a time: all at once would take gigabytes on large meshes.
-    return jax.lax.map(lambda given: _seconds(search, given[0], given[1], exchange), (shares, batches))
-
-
-_seconds_of_all = eqx.filter_jit(_all_layers)
-_seconds_soon = eqx.filter_jit(_all_layers, compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX
+    layers, used = len(shares), search.model.exchange if exchange is None else exchange
+    serving = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (layers, *leaf.shape)), search.serving)
+    return evaluate_soon(search.model, shares, batches, used, serving).total
 
 
 @eqx.filter_jit

@@ -2,8 +2,10 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.compiling import SOONER
 from jaxmoe.relax import AbstractReduction, HardMax, as_number
 
 
@@ -34,7 +36,14 @@ class Objective(eqx.Module):
         mean = each.mean(axis=-1)
         return mean + self.worst_weight * ((HardMax() if reduction is None else reduction)(each) - mean)
 
+    def of(self, seconds: Float[np.ndarray, "*lead batch"]) -> Float[np.ndarray, "*lead"]:
+        """The objective outside `jit`, s."""
+        return np.asarray(_soon(self, jnp.asarray(seconds, jnp.float32)), float)
+
     def by_topic(self, seconds: Float[Array, "*lead batch"]) -> Float[Array, "*lead topic"]:
         """The objective of every topic, s; of those alone that have a batch."""
         count = min(self.topics, seconds.shape[-1])
         return jnp.stack([objective(seconds[..., t :: self.topics], self.p95_weight) for t in range(count)], axis=-1)
+
+
+_soon = eqx.filter_jit(lambda aim, seconds: aim(seconds), compiler_options=SOONER)  # type: ignore[call-overload]

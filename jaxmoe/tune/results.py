@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
@@ -44,7 +43,7 @@ def where_surely_faster(plan: Ranked, known: Ranked, aim: Objective) -> Ranked:
 
     def grouped(seconds: Float[np.ndarray, "layer batch"]) -> Float[np.ndarray, "layer group"]:
         count = seconds.shape[1] // GROUPS * GROUPS
-        return np.asarray(aim(jnp.asarray(seconds[:, :count].reshape(len(seconds), GROUPS, -1))))
+        return aim.of(seconds[:, :count].reshape(len(seconds), GROUPS, -1))
 
     gains = grouped(known.batches) - grouped(plan.batches)
     sure = gains.mean(axis=1) > STANDARD_ERRORS * gains.std(axis=1, ddof=1) / np.sqrt(GROUPS)
