@@ -89,7 +89,7 @@ class StopSwitch:
 
     def __init__(self, time_limit_s: float | None = None) -> None:
         self._begun, self._limit_s = time.monotonic(), time_limit_s
-        self._interrupted = False
+        self._interrupted = self._short = False
         self._previous: Any = None
 
     @property
@@ -97,7 +97,7 @@ class StopSwitch:
         """Why to stop, or `None` to go on."""
         if self._interrupted:
             return "interrupted"
-        return "time limit" if self.used > 1 else None
+        return "time limit" if self.used > 1 or self._short else None
 
     @property
     def used(self) -> float:
@@ -105,6 +105,12 @@ class StopSwitch:
         if self._limit_s is None:
             return 0.0
         return (time.monotonic() - self._begun) / self._limit_s if self._limit_s > 0 else math.inf
+
+    def has(self, seconds: float) -> bool:
+        """Whether so many seconds are left, for work that looks not in between; if not, time counts as up."""
+        if self._limit_s is not None:
+            self._short |= time.monotonic() - self._begun + seconds > self._limit_s
+        return self.reason is None
 
     def _interrupt(self, signum, frame) -> None:
         if self._interrupted:

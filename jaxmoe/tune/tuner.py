@@ -20,7 +20,7 @@ from jaxmoe.relax import geometric
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
-from jaxmoe.tune.evaluator import Evaluator
+from jaxmoe.tune.evaluator import LOOK, Evaluator
 from jaxmoe.tune.gradient_free import random_starts
 from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.results import Groups, History, Plans, Progress, Ranked, Scores, TuneResult, best, better, silent
@@ -85,7 +85,9 @@ class _Run:
         # Compiling the descent leaves a core to the strategies, which it does not wait for.
         with evaluator.timed("descent"), beside(self.shipped_starts) as shipped:
             group = self.nodes(0 if relaxed is None else relaxed.shape[1])
-            if relaxed is None and self.settings.restarts:
+            # Compiling, which nothing stops, takes about as long as that of the exchanges did.
+            able = self.evaluator.stop.has(self.evaluator.seconds["strategies"])
+            if relaxed is None and self.settings.restarts and able:
                 starts = self.cuts(dealt)
                 relaxed, stages["relaxed"], history["descent"] = self.descend(exchange, starts)
                 group = starts.group
@@ -110,8 +112,12 @@ class _Run:
         """The exchange for plans that gather: the best for plans without preference."""
         gathers = self.problem.gathers
         start = random_starts(self.evaluator, 1, self.settings.seed)
-        scores = side_by_side(lambda each: self.evaluator.score(start, each).mean(), gathers.values())
-        seconds = dict(zip(gathers, scores, strict=True))
+        scores = side_by_side(lambda each: self.evaluator.score(start, each, LOOK).mean(), gathers.values())
+        seconds: dict[str, float] = {}
+        self.evaluator.progress("exchanges", 0, len(gathers))
+        for name, score in zip(gathers, scores, strict=True):
+            seconds[name] = float(score)
+            self.evaluator.progress("exchanges", len(seconds), len(gathers))
         return gathers[min(seconds, key=seconds.__getitem__)]
 
     def nodes(self, candidates: int) -> Groups:
@@ -166,6 +172,7 @@ class _Run:
         problem = self.problem.under(exchange)
         land = descent.landscape(problem, settings.budget_spread, settings.learning_rate)
         state = descent.start_in_groups(problem, starts.group, starts.plans, settings.seed)
+        self.evaluator.progress("descent", 0, settings.steps)  # the first segment compiles
         for first in range(0, settings.steps, descent.SEGMENT):
             batches = descent.segment_batches(
                 problem, settings.batches_per_step, next(self.evaluator.seeds), settings.descent_tokens
@@ -199,6 +206,8 @@ class _Run:
         steps, history, key = self.settings.refine_steps, History(), jr.key(self.settings.seed)
         batches = self.evaluator.draw(self.settings.refine_batches, exchange)
         shares, group = jnp.asarray(found.plans, jnp.float32), jnp.asarray(found.group)
+        self.evaluator.progress("refinement", 0, steps)
+        self.evaluator.stop.has(self.evaluator.seconds["strategies"] / 2)
         for first in range(0, steps, local_search.SEGMENT):
             if self.evaluator.stop.reason:
                 break

@@ -6,13 +6,14 @@ import signal
 import threading
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.compilations import compilations
 from small_problem import LAYERS, SETTINGS, SHAPE, small_problem
 
-from jaxmoe.engine import evaluate
+from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
 from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
@@ -141,9 +142,18 @@ def test_too_little_memory_is_refused():
 def test_the_time_limit_ends_a_run_with_a_legal_plan():
     result = tune(small_problem(room=1.6), dataclasses.replace(SETTINGS, time_limit_s=1e-6))
     assert result.stopped == "time limit"
-    assert result.history["descent"].step == [25]
+    assert "descent" not in result.history  # there was no time to compile it
     assert result.history["refinement"].step == []
     assert_legal(result, small_problem(room=1.6))
+
+
+def test_work_that_the_limit_does_not_leave_time_for_is_not_begun():
+    stop = StopSwitch(time_limit_s=1000.0)
+    assert stop.has(1.0)
+    assert stop.reason is None
+    assert not stop.has(1001.0)
+    assert stop.reason == "time limit"
+    assert StopSwitch().has(1e9)
 
 
 @pytest.fixture
@@ -162,7 +172,7 @@ def handler():
 @pytest.mark.parametrize(("at", "steps"), [("descent", ([25], [])), ("refinement", ([25, 50], [100]))])
 def test_ctrl_c_ends_the_stage_under_way_and_keeps_the_plan(handler, at, steps):
     def interrupt(stage, done, of):
-        if stage == at:
+        if stage == at and done:
             os.kill(os.getpid(), signal.SIGINT)
 
     result = tune(small_problem(), SETTINGS, interrupt)
@@ -181,7 +191,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(handler):
 
     with pytest.raises(KeyboardInterrupt):
         tune(small_problem(), SETTINGS, lambda *now: (interrupt(*now), interrupt(*now)))
-    assert set(seen) == {"descent"}
+    assert set(seen) == {"exchanges"}
     assert signal.getsignal(signal.SIGINT) is handler
 
 
@@ -245,8 +255,38 @@ def test_batches_scored_a_few_at_a_time_score_the_same(monkeypatch):
     problem = small_problem(p95_weight=0.5)
     plans = expert_parallel_random(LAYERS, problem.trace.num_experts, problem.num_nodes, 0)[:, None].astype(float)
     together = Evaluator(problem, 0, StopSwitch()).score(plans)
-    monkeypatch.setattr(evaluator, "MANY_NODES", 1)
+    monkeypatch.setattr(evaluator, "at_once", lambda nodes: 2)
     np.testing.assert_allclose(Evaluator(problem, 0, StopSwitch()).score(plans), together, rtol=1e-5)
+
+
+def test_times_of_parts_of_the_batches_join_to_those_of_all():
+    problem = small_problem()
+    share, batches = jnp.full((LAYERS, problem.trace.num_experts, problem.num_nodes), 1.0), problem.draw(6, 0)
+    given = problem.model, share / problem.num_nodes
+    parts = [evaluate(*given, batches.some(first, 3)).as_numpy() for first in (0, 3)]
+    joined, whole = LayerTime.joined(parts), evaluate(*given, batches).as_numpy()
+    assert jax.tree.structure(joined) == jax.tree.structure(whole)
+    for one, other in zip(jax.tree.leaves(joined), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_an_exchange_that_is_far_slower_is_looked_at_alone(monkeypatch):
+    monkeypatch.setattr(evaluator, "at_once", lambda nodes: 2)
+    monkeypatch.setattr(evaluator, "LOOK", 2)
+    problem = small_problem(exchanges=("random_host",))
+    run, asked = Evaluator(problem, 0, StopSwitch()), []
+    seconds = {"lowest_host": 1.0, "random_host": 1.2}
+
+    def part_seconds(share, exchange, part):
+        asked.append((exchange.name, part))
+        return np.full((LAYERS, run._at_once), seconds[exchange.name])
+
+    monkeypatch.setattr(run, "_part_seconds", part_seconds)
+    plan = np.full((LAYERS, problem.trace.num_experts, problem.num_nodes), 1 / problem.num_nodes)
+    assert set(run.under_best(plan, problem.gathers).exchange) == {"lowest_host"}
+    rest = [("lowest_host", part) for part in range(1, run._parts(None))]
+    assert rest
+    assert sorted(asked) == sorted([(name, 0) for name in seconds] + rest)
 
 
 def test_uneven_work_is_divided_anew_and_even_work_is_not(monkeypatch):
