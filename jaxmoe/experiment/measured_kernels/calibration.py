@@ -188,6 +188,7 @@ def _floor(
 RECIPES: dict[str, Recipe] = {
     "gemm": Recipe(3500, 32, 1e-5, 1e-6),
     "moe": Recipe(1000, 16, 1e-3, 1e-4),
+    "wideep_moe": Recipe(1000, 16, 1e-3, 1e-4),
     "attention_context": Recipe(2500, 24, 1e-4, 1e-5),
     "attention_generation": Recipe(2500, 24, 1e-4, 1e-5),
     "mla_context": Recipe(1500, 16, 1e-4, 1e-5),

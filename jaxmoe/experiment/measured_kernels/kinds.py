@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.experiment.measured_kernels.slot_counts import slot_loads
 from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of
 from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
 from jaxmoe.hardware.gpu import terms
@@ -138,6 +139,19 @@ def _joined(found: Terms, kernel: Mapping[str, str], sheet: Sheet, tokens: jnp.n
     return with_projections(found, tokens, heads, DEEPSEEK_V3, sheet, kernel["gemm_type"])
 
 
+def _moe_in_slots(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    names = ("num_tokens", "num_experts", "topk", "moe_ep_size", "num_slots")
+    drawn = zip(*(rows[name].astype(int).tolist() for name in names), rows["distribution"].tolist(), strict=True)
+    each = [slot_loads(*key) for key in drawn]
+    loads = terms.ExpertLoads(*(jnp.asarray(np.stack(part), jnp.float32) for part in zip(*each, strict=True)))
+    precision = kernel["moe_dtype"]
+    hidden, inner, top_k, slots, cut, ranks = _floats(
+        rows, "hidden_size", "inter_size", "topk", "num_slots", "moe_tp_size", "moe_ep_size"
+    )
+    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
+    return terms.fused_moe(loads, hidden, inner / cut, slots / ranks, top_k, 3.0, sheet, precision, weight, activation)
+
+
 def _collective(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
     message, ranks = _floats(rows, "message_size", "num_gpus")
     width = WEIGHT_BYTES[kernel.get("nccl_dtype") or kernel["allreduce_dtype"]]
@@ -233,6 +247,19 @@ KINDS: dict[str, Kind] = {
             _mla_decode,
             ("mla_generation",),
             ("step",),
+        ),
+        Kind(
+            "wideep_moe",
+            (
+                *("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "num_slots"),
+                *("moe_tp_size", "moe_ep_size"),
+            ),
+            ("distribution", "moe_dtype", *_OF),
+            ("moe_dtype", "framework", "kernel_source"),
+            ("hidden_size", "inter_size", "topk", "num_experts"),
+            "num_tokens",
+            _moe_in_slots,
+            every_shape=True,
         ),
         Kind(
             "nccl",

@@ -86,6 +86,23 @@ def _uniform(experts: int) -> Float[np.ndarray, "draw expert"]:
     return (parts + rng.random((DRAWS, experts))) / DRAWS
 
 
+def power_law_draws(
+    tokens: int, experts: int, top_k: int, ranks: int, distribution: str
+) -> Int[np.ndarray, "draw expert"]:
+    """Choices of every expert in each draw of `power_law_ALPHA`, the most loaded rank first.
+
+    Raises `ValueError` for another distribution.
+    """
+    if distribution in EVEN or not known_distribution(distribution):
+        raise ValueError(distribution)
+    return _power_law(tokens, experts, top_k, ranks, float(distribution.removeprefix(POWER_LAW)))
+
+
+def mean_loads(counts: Int[np.ndarray, "draw expert"], tokens: float) -> ExpertLoads:
+    """The mean over draws of a rank's loads, by the choices of each of its experts."""
+    return _means(counts, tokens)
+
+
 def _power_law(tokens: int, experts: int, top_k: int, ranks: int, alpha: float) -> Int[np.ndarray, "draw expert"]:
     """Choices of every expert, the most loaded rank first."""
     least, most = (1.0, 0.8 * tokens) if tokens * top_k > experts else (0.01, 2.0)
