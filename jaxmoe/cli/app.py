@@ -223,7 +223,8 @@ def calibrate(
     """Fit numbers of a machine to measured matrix products, reads of memory, messages and all-to-alls.
 
     Says how well each number is known, and writes machine.yaml. Every fifth measurement is held out. With a folder of
-    measured GPU kernels, fits a model of each kernel and writes kernels.json as well; whole shapes are held out.
+    measured GPU kernels, fits a model of each kernel and writes kernels.json as well; whole shapes are held out. Tables
+    of DeepEP's exchanges go to kernels_deepep.json.
 
     Example: jaxmoe calibrate configs/hardware/dojo_5x5.yaml --measured messages.csv --out runs/calibrated
     """
@@ -236,10 +237,11 @@ def calibrate_predict(
     out: options.PredictedFile,
     verbose: options.Verbose = False,
 ) -> None:
-    """Write the times of the kernels in a table, by a machine's fitted kernels, each with its 90 % interval.
+    """Write the times of the kernels or exchanges in a table, by a machine's fitted ones, each with its 90 % interval.
 
     The rows stay as they are; new columns are predicted_latency, predicted_low and predicted_high, in the unit of the
-    measured tables, ms. A latency that the table states is not read.
+    measured tables, ms. Tables of DeepEP get predicted_dispatch_avg_t_us, predicted_low_dispatch_avg_t_us and the
+    like, us. A time that the table states is not read.
 
     Example: jaxmoe calibrate predict h100_sxm_8 moe_perf.parquet --out predicted.parquet
     """

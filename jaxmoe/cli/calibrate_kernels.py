@@ -6,6 +6,11 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from jaxmoe.cli.calibrate_exchanges import (
+    keep_exchanges,
+    print_exchanges,
+    run_predict_exchanges,
+)
 from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
@@ -14,13 +19,23 @@ from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.config.files import find_kernels
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, kernel_file
+from jaxmoe.experiment.measured_kernels.exchange_fit import fit_exchanges
+from jaxmoe.experiment.measured_kernels.exchange_tables import is_exchange
 from jaxmoe.experiment.measured_kernels.prediction import predict
 from jaxmoe.experiment.measured_kernels.scores import by_kernel, by_kind
-from jaxmoe.experiment.measured_kernels.tables import BACKENDS, read_folder, read_table, write_columns
+from jaxmoe.experiment.measured_kernels.tables import (
+    BACKENDS,
+    read_columns,
+    read_exchange_folder,
+    read_folder,
+    read_table,
+    write_columns,
+)
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write, write_table
-from jaxmoe.hardware.gpu.files import read_kernels, write_kernels
+from jaxmoe.hardware.gpu.deepep_files import beside
+from jaxmoe.hardware.gpu.files import KernelFile, read_kernels, write_kernels
 from jaxmoe.hardware.gpu.sheet import SHEETS, sheet_of
 from jaxmoe.report.scatter import plot_model_vs_simulation
 
@@ -40,27 +55,46 @@ def calibrate_folder(
     with StageTimer() as clock:
         with clock.stage("read"):
             tables, left_out = read_folder(measured)
+            exchanged = read_exchange_folder(measured)
         with clock.stage("fit"), progress_bars(interrupts.check) as report:
             fits = calibrate_tables(tables, sheet, seed, report)
-        file = kernel_file(system, fits)
+            exchanges = fit_exchanges(exchanged, system)
+        file = kernel_file(system, fits) if fits else _own_kernels(hardware, measured)
         with atomic_write(folder.target(KERNELS)) as aside:
             write_kernels(aside, file)
+        if exchanges:
+            keep_exchanges(folder, system, exchanges)
         machine = _with_kernels(hardware, fits)
         with atomic_write(folder.target("machine.yaml")) as aside:
             aside.write_text(f"# Written by {command_line.get()}\n\n{commented(machine)}", encoding="utf-8")
-        write_table(folder.target("kernels.csv"), list(by_kernel(fits)))
-        _draw(folder, fits, name)
+        if fits:
+            write_table(folder.target("kernels.csv"), list(by_kernel(fits)))
+            _draw(folder, fits, name)
         kinds = list(by_kind(fits))
         summary = {"command": "calibrate", **surroundings(), "hardware": resolved(machine), "seed": seed}
         folder.write_json("summary.json", summary | {"source": file.source, "errors": kinds, "wall_s": clock.report()})
     _print(kinds, name)
+    print_exchanges(exchanges, name)
     print_warnings([*left_out, *_odd(fits)])
+
+
+def _own_kernels(hardware: HardwareConfig, measured: Path) -> KernelFile:
+    """The kernels that a machine has, where the folder has exchanges alone."""
+    gemm = None if hardware.die is None else hardware.die.gemm
+    if not isinstance(gemm, FittedGemmConfig):
+        raise OptionError(f"{measured}: has exchanges alone, and the machine no fitted kernels; add tables of kernels")
+    return read_kernels(find_kernels(gemm.path))
 
 
 def _with_kernels(hardware: HardwareConfig, fits: Sequence[KernelFit]) -> HardwareConfig:
     """The machine with the fused MoE kernel that was measured most, or as it is where none was."""
     fused = [fit for fit in fits if fit.kind.name == "moe" and fit.kernel["framework"] in BACKENDS[:3]]
-    if not fused or hardware.die is None:
+    if hardware.die is None:
+        return hardware
+    if not fits and isinstance(hardware.die.gemm, FittedGemmConfig):
+        gemm = hardware.die.gemm.model_copy(update={"path": KERNELS})
+        return hardware.model_copy(update={"die": hardware.die.model_copy(update={"gemm": gemm})})
+    if not fused:
         return hardware
     names = max(fused, key=lambda fit: len(fit.measured)).kernel
     told = {"backend": names["framework"], "precision": names["moe_dtype"], "kernel": names["kernel_source"]}
@@ -117,9 +151,13 @@ def run_predict(config: Path, table: Path, out: Path) -> None:
     gemm = None if hardware.die is None else hardware.die.gemm
     if not isinstance(gemm, FittedGemmConfig):
         raise OptionError(f"{config}: has no fitted kernels at die.gemm; calibrate it with --measured FOLDER")
+    columns = read_columns(table)
+    if is_exchange(columns):
+        run_predict_exchanges(find_kernels(str(beside(Path(gemm.path)))), table, columns, out)
+        return
     rows = read_table(table, timed=False)
     found = predict(rows, read_kernels(find_kernels(gemm.path)))
     unit = rows.kind.unit
-    columns = {"latency": found.seconds, "low": found.lower, "high": found.upper}
-    write_columns(out, {**rows.given, **{f"predicted_{name}": part / unit for name, part in columns.items()}})
+    told = {"latency": found.seconds, "low": found.lower, "high": found.upper}
+    write_columns(out, {**rows.given, **{f"predicted_{name}": part / unit for name, part in told.items()}})
     print_warnings(found.notes)

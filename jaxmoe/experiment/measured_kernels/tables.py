@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measured_kernels.exchange_tables import ExchangeTable, exchange_table, is_exchange
 from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
+from jaxmoe.experiment.measured_kernels.slot_counts import BALANCED
 from jaxmoe.experiment.measured_kernels.token_counts import known_distribution
 from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 
-UNTIMED = ("wideep_deepep", "trtllm_alltoall", "wideep_moe")  # files of what has no model yet
-EXCHANGED = {"combine_avg_t_us", "dispatch_transmit_us"}  # columns of DeepEP's
+UNTIMED = ("trtllm_alltoall",)  # files of what has no model yet
+EXCHANGES = "wideep_deepep"  # files of DeepEP's, which are no kernels: see exchange_tables.py
 BACKENDS = ("sglang", "vllm", "trtllm", "")  # "" where an older table names none
 PRECISIONS = ("gemm_dtype", "moe_dtype", "attn_dtype", "kv_cache_dtype", "gemm_type", "nccl_dtype", "allreduce_dtype")
 
@@ -45,16 +47,22 @@ class MeasuredTable:
 
 
 def read_folder(folder: Path) -> tuple[list[MeasuredTable], list[str]]:
-    """All tables below the folder of one system that have a model, and a note on each that has none.
+    """All tables of kernels below the folder of one system that have a model, and a note on each that has none.
 
-    Raises `OptionError` where there are none, or where one is wrong.
+    Raises `OptionError` where there are none, not even of exchanges, or where one is wrong.
     """
-    found = sorted(folder.glob("**/*.parquet"))
+    every = sorted(folder.glob("**/*.parquet"))
+    found = [path for path in every if not path.name.startswith(EXCHANGES)]
     left_out = [path for path in found if path.name.startswith(UNTIMED)]
-    if len(left_out) == len(found):
+    if len(left_out) == len(every):
         raise OptionError(f"{folder}: has no table of kernels; give a folder SYSTEM with KIND/BACKEND/*.parquet in it")
     notes = [f"{path.relative_to(folder)}: left out, there is no model of it yet" for path in left_out]
     return [read_table(path) for path in found if path not in left_out], notes
+
+
+def read_exchange_folder(folder: Path) -> list[ExchangeTable]:
+    """All tables of DeepEP below the folder of one system. Raises `OptionError` where one is wrong."""
+    return [exchange_table(path, read_columns(path)) for path in sorted(folder.glob(f"**/{EXCHANGES}*.parquet"))]
 
 
 def read_table(path: Path, timed: bool = True) -> MeasuredTable:
@@ -62,7 +70,7 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
 
     Raises `OptionError` naming file, column and remedy.
     """
-    columns = _columns(path)
+    columns = read_columns(path)
     kind = _kind_of(path, columns, timed)
     texts = {*kind.texts, *kind.optional, *kind.kernel}
     rows = len(next(iter(columns.values())))
@@ -84,7 +92,7 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
         if unknown:
             raise OptionError(f"{path}: {name} is {unknown[0]!r}, expected one of {', '.join(WEIGHT_BYTES)}")
     for name in sorted(set(read["distribution"].tolist()) if "distribution" in kind.texts else ()):
-        if not known_distribution(name):
+        if not known_distribution(name.removesuffix(BALANCED) if "num_slots" in kind.numbers else name):
             raise OptionError(f"{path}: distribution is {name!r}, expected balanced, uniform or power_law_ALPHA")
     read |= {name: made(read) for name, made in kind.derived}
     return MeasuredTable(path, kind, read, columns)
@@ -107,8 +115,8 @@ def _numbers(path: Path, name: str, values: np.ndarray, zero: bool) -> np.ndarra
 
 def _kind_of(path: Path, columns: Columns, timed: bool) -> Kind:
     """The kind whose columns are all there, the one with the most of them."""
-    if EXCHANGED & set(columns):
-        raise OptionError(f"{path}: is of DeepEP, whose kernels have no model yet; leave it out")
+    if is_exchange(columns):
+        raise OptionError(f"{path}: is of DeepEP's exchanges, not of kernels; name it {EXCHANGES}_NAME.parquet")
     operations = set(map(str, columns.get("op_name", ())))
     missing: dict[str, list[str]] = {}
     for kind in KINDS.values():
@@ -127,7 +135,8 @@ def _kind_of(path: Path, columns: Columns, timed: bool) -> Kind:
     raise OptionError(f"{path}: lacks {', '.join(missing[nearest])} of a table of kind {nearest}; add what is missing")
 
 
-def _columns(path: Path) -> dict[str, np.ndarray]:
+def read_columns(path: Path) -> dict[str, np.ndarray]:
+    """All columns of a Parquet or CSV file as they are. Raises `OptionError` for a file that is none."""
     try:
         if path.suffix == ".csv":
             with path.open(newline="", encoding="utf-8") as file:
