@@ -16,6 +16,7 @@ from jaxmoe.placement.exchange import (
     PRICED,
     RINGS,
     RINGS_IN_GROUPS,
+    TWO_LEVELS,
     Exchange,
     ExchangeError,
     Gather,
@@ -101,7 +102,8 @@ SIMULATED: Registry[Callable[..., list[Transfers]]] = Registry(
     | dict.fromkeys(LEAST_CONGESTED, "jaxmoe.des.congested:least_congested")
     | dict.fromkeys(PRICED, "jaxmoe.des.priced:priced")
     | {"reduce_scatter": "jaxmoe.des.exchanges:reduce_scatter"}
-    | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.des.exchanges:rings"),
+    | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.des.exchanges:rings")
+    | {TWO_LEVELS: "jaxmoe.des.two_level:two_level"},
 )
 
 

@@ -15,6 +15,7 @@ Combine is what is described; dispatch is its mirror, over the same links revers
 - *Rings*: the nodes of a group reduce-scatter round a ring the vectors of all tokens that visit the group, so each ends
   with an equal slice (hd_moe Eq. 4). One group is tensor parallelism. With several, a token that visits V groups has
   its slices added up between nodes of equal place in them, each group keeping 1/V: the complete hybrid.
+- *Two levels*: a token's results meet in each group of nodes that it visits, and these at the node where it lives.
 """
 
 import math
@@ -218,6 +219,7 @@ _PRICED = {PricedLinks(meeting).name: PricedLinks(meeting) for meeting in get_ar
 PRICED = tuple(_PRICED)
 RINGS = ("ring", "ring_both_ways")
 _GROUPS = "rings_{2x4:[1-9][0-9]*(?:x[1-9][0-9]*)?}"
+TWO_LEVELS = "two_level_{4:[1-9][0-9]*}"  # of so many groups of successive nodes
 RINGS_IN_GROUPS = tuple(_GROUPS + ways + alone for ways in ("", "_both_ways") for alone in ("", "_alone"))
 
 EXCHANGES: Registry[Any] = Registry(
@@ -227,7 +229,8 @@ EXCHANGES: Registry[Any] = Registry(
     | dict.fromkeys(LEAST_CONGESTED, "jaxmoe.network.congested:LeastCongestedExchange")
     | dict.fromkeys(PRICED, "jaxmoe.network.priced:PricedExchange")
     | {"reduce_scatter": "jaxmoe.network.exchange:ReduceScatterExchange"}
-    | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.network.exchange:RingExchange"),
+    | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.network.exchange:RingExchange")
+    | {TWO_LEVELS: "jaxmoe.network.two_level:TwoLevelExchange"},
 )
 
 

@@ -31,6 +31,7 @@ KINDS = (
     "fewest_hops_cross_tree",
     "reduce_scatter",
     "ring_both_ways",
+    "two_level_2",
 )
 both_modes = pytest.mark.parametrize("mode", ["sharded", "replicated"])
 # Everyday a gather in one mode, and each mode under one exchange. Rings take longest to compile.

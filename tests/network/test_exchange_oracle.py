@@ -112,6 +112,8 @@ FEW = [
     ("clusters", "priced"),
     ("clusters", "reduce_scatter"),
     ("clusters", "rings_2_both_ways"),
+    ("clusters", "two_level_2"),
+    ("mesh", "two_level_4"),
     ("dragonfly", "least_loaded"),
     ("dragonfly", "random_host_tree"),
     ("dragonfly", "least_congested_visited_unicast"),
@@ -135,6 +137,7 @@ def test_exchanges_equal_the_loops(network, name, mode):
         ("yx_mesh", "fewest_hops_tree"),
         ("clusters", "random_host"),
         ("mesh", "rings_2x2"),
+        ("clusters", "two_level_2"),
     ],
 )
 def test_delays_pair_by_pair_equal_the_loops(network, name):

@@ -104,6 +104,8 @@ def combine_phases(name: str, topology: AbstractTopology, share: np.ndarray, tok
         return [Phase(_scattered(visits))]
     if name.startswith("ring"):
         return _ring_phases(name, topology, visits)
+    if name.startswith("two_level"):
+        return _two_levels(int(name.split("_")[-1]), topology.num_nodes, tokens, visits)
     if name.startswith("least_congested"):
         return [Phase(_least_congested(name, topology, tokens, visits))]
     if name in PRICED:
@@ -122,6 +124,21 @@ def combine_phases(name: str, topology: AbstractTopology, share: np.ndarray, tok
         if route == "split_tree":
             sends += [Tree(visited, home, 0.5, weight, crossed) for crossed in (False, True)]
     return [Phase(sends)]
+
+
+def _two_levels(groups: int, nodes: int, tokens: Tokens, visits: list[tuple[set[int], float]]) -> list[Phase]:
+    """Token by token: inside each group that it visits, then from there to where it lives."""
+    size = nodes // groups
+    inside: list[Message | Tree] = []
+    outside: list[Message | Tree] = []
+    for token, (visited, weight) in enumerate(visits):
+        home = tokens.living_node(token, nodes)
+        for group in {node // size for node in visited} if weight else ():
+            meeting = group * size + home % size
+            inside += [Message(node, meeting, 1.0, weight) for node in visited if node // size == group]
+            if group != home // size:
+                outside.append(Message(meeting, home, 1.0, weight))
+    return [Phase(inside), Phase(outside)]
 
 
 def _least_congested(
@@ -379,6 +396,7 @@ def names_of(topology: AbstractTopology) -> Iterator[str]:
     yield from PRICED
     yield from ("reduce_scatter", "ring", "ring_both_ways")
     cuts = [str(count) for count in range(2, topology.num_nodes + 1) if topology.num_nodes % count == 0]
+    yield from (f"two_level_{cut}" for cut in cuts)
     if mesh:
         sides = [[n for n in range(1, side + 1) if side % n == 0] for side in topology.grid]
         cuts += [f"{a}x{b}" for a in sides[0] for b in sides[1] if a * b > 1]
