@@ -130,84 +130,90 @@ SHARING = 32  # heads that share the keys that they read
 KNOTS = (1e-4, 1e-2, 0.1, 1.0, 10.0)  # MB: where a collective may change its protocol
 
 
-def prefill(
-    batch: Numbers,
-    tokens: Numbers,
-    heads: Numbers,
-    kv_heads: Numbers,
-    key_size: float | int | Numbers,
-    value_size: float | int | Numbers,
-    window: Numbers,
-    sheet: Sheet,
-    precision: str,
-    cache: float,
-) -> Terms:
-    """Terms of causal attention of new tokens; `window` 0 is none, `cache` the bytes of a cached number.
+class Heads(NamedTuple):
+    """Heads of attention on one GPU: how many, the sizes of a key and a value, and how many keys back they see.
 
-    With fewer `kv_heads` than heads, the queries of a group of heads share tiles.
+    `window` 0 is none.
+    """
+
+    count: Numbers
+    kv: Numbers
+    key_size: float | int | Numbers
+    value_size: float | int | Numbers
+    window: Numbers
+
+    @property
+    def group(self) -> Numbers:
+        """Heads that share keys."""
+        return self.count / self.kv
+
+    @property
+    def size(self) -> Any:
+        """Numbers of a key and a value."""
+        return self.key_size + self.value_size
+
+    def seen(self, cached: Numbers) -> Numbers:
+        """How many of the cached tokens a new one sees."""
+        return jnp.where(self.window > 0, jnp.minimum(self.window, cached), cached)
+
+    def shape(self, vector: Any) -> list[Numbers]:
+        """What stays of them as tokens grow, with the numbers of a cached token."""
+        windowed = jnp.where(self.window > 0, 1.0, 0.0)
+        logs = [jnp.log(self.count / 16), jnp.log(self.kv / 4), jnp.log(vector / 256), windowed]
+        return [*logs, jnp.log(self.group), jnp.where(self.group == 1, 1.0, 0.0), jnp.log(self.window / 128 + 1) / 4]
+
+
+def prefill(batch: Numbers, tokens: Numbers, heads: Heads, sheet: Sheet, precision: str, cache: float) -> Terms:
+    """Terms of causal attention of new tokens, with `cache` bytes of a cached number.
+
+    Where groups of heads share keys, their queries share tiles.
     """
     rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
-    seen = jnp.where(window > 0, jnp.minimum(window, tokens), tokens)
-    size: Any = key_size + value_size
-    memory = [batch * tokens * heads * size * 2 / bandwidth, batch * tokens * kv_heads * size * (2 + cache) / bandwidth]
+    seen, size = heads.seen(tokens), heads.size
+    memory = [batch * tokens * heads.count * size * 2 / bandwidth]
+    memory += [batch * tokens * heads.kv * size * (2 + cache) / bandwidth]
     tiles, waves, sizes = [], [], []
     for rows in QUERY_TILES:
         # A tile of queries sees the keys before it, up to its window, and its own triangle in whole.
         pairs = seen * (tokens - seen) + seen * (seen + rows) / 2
-        blocks = batch * heads * whole(tokens, rows)
-        work = batch * heads * whole(tokens, rows) * rows / tokens * pairs * 2 * size / rate
+        blocks = batch * heads.count * whole(tokens, rows)
+        work = batch * heads.count * whole(tokens, rows) * rows / tokens * pairs * 2 * size / rate
         longest = rows * (seen + rows) * 2 * size / rate * processors
         count = whole(blocks, processors)
         tiles.append(jnp.maximum(work, longest))
         waves.append(count)
         sizes += [jnp.log(longest + LEAST), jnp.log(blocks / processors + 0.01)]
-    packed = [batch * kv_heads * whole(tokens * heads / kv_heads, rows) / processors for rows in QUERY_TILES]
+    packed = [batch * heads.kv * whole(tokens * heads.group, rows) / processors for rows in QUERY_TILES]
     sizes += [jnp.log(value + 0.01) for value in packed] + [jnp.log(tokens), jnp.log(seen), jnp.log(batch)]
-    shape = [jnp.log(heads / 16), jnp.log(kv_heads / 4), jnp.log(size / 256), jnp.where(window > 0, 1.0, 0.0)]
-    shape += [jnp.log(heads / kv_heads), jnp.where(kv_heads == heads, 1.0, 0.0), jnp.log(window / 128 + 1) / 4]
-    shape += [jnp.where(heads == kv_heads, 0.0, jnp.where(window > 0, 1.0, 0.0)), (size / 256) - 1]
+    shape = [*heads.shape(size), jnp.where((heads.group > 1) & (heads.window > 0), 1.0, 0.0), size / 256 - 1]
     return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
 
 
 def decode(
-    batch: Numbers,
-    cached: Numbers,
-    heads: Numbers,
-    kv_heads: Numbers,
-    key_size: float | int | Numbers,
-    value_size: float | int | Numbers,
-    window: Numbers,
-    sheet: Sheet,
-    precision: str,
-    cache: float,
-    latent: bool = False,
+    batch: Numbers, cached: Numbers, heads: Heads, sheet: Sheet, precision: str, cache: float, latent: bool = False
 ) -> Terms:
     """Terms of attention of one new token of each sequence, of which so many are `cached`.
 
     With `latent`, keys and values are one vector of `key_size` (MLA), else they are apart.
     """
     rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
-    seen = jnp.where(window > 0, jnp.minimum(window, cached), cached)
-    vector = key_size if latent else key_size + value_size
-    size: Any = key_size + value_size
-    memory = [batch * seen * kv_heads * vector * cache / bandwidth, batch * heads * size * 2 / bandwidth]
-    group = heads / kv_heads
+    seen, size, group = heads.seen(cached), heads.size, heads.group
+    vector = heads.key_size if latent else size
+    memory = [batch * seen * heads.kv * vector * cache / bandwidth, batch * heads.count * size * 2 / bandwidth]
     if not latent:  # heads of a larger group read their keys one by one, in some kernels
-        memory.append(jnp.where(group > SHARING, batch * seen * heads * vector * cache / bandwidth, 0.0))
+        memory.append(jnp.where(group > SHARING, batch * seen * heads.count * vector * cache / bandwidth, 0.0))
     tiles, waves, sizes = [], [], []
     for keys in KEY_BLOCKS:
         rows = whole(group, 64) * 64
-        blocks = batch * kv_heads * whole(seen, keys)
+        blocks = batch * heads.kv * whole(seen, keys)
         count = whole(blocks, processors)
         tiles.append(count * processors * keys * rows * 2 * size / rate)
         waves.append(count)
         sizes.append(jnp.log(blocks / processors + 0.01))
-    narrow = batch * kv_heads * whole(group, 16) * 16 * seen * 2 * size / rate
-    alone = whole(batch * kv_heads, processors) * seen * vector * cache / bandwidth * processors
+    narrow = batch * heads.kv * whole(group, 16) * 16 * seen * 2 * size / rate
+    alone = whole(batch * heads.kv, processors) * seen * vector * cache / bandwidth * processors
     sizes += [jnp.log(narrow + LEAST), jnp.log(alone + LEAST), jnp.log(seen), jnp.log(batch), jnp.log(cached)]
-    shape = [jnp.log(heads / 16), jnp.log(kv_heads / 4), jnp.log(vector / 256), jnp.where(window > 0, 1.0, 0.0)]
-    shape += [jnp.log(group), jnp.where(group == 1, 1.0, 0.0), jnp.log(window / 128 + 1) / 4, (size / 256) - 1]
-    shape += [jnp.where(group > SHARING, 1.0, 0.0)]
+    shape = [*heads.shape(vector), size / 256 - 1, jnp.where(group > SHARING, 1.0, 0.0)]
     return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
 
 

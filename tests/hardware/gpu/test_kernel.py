@@ -9,7 +9,7 @@ from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, 
 from jaxmoe.hardware.gpu.fused import FusedGemm, fused_gemm
 from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Residual, Terms, rising_inputs
 from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
-from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, collective, decode, fused_moe, prefill, product
+from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Heads, collective, decode, fused_moe, prefill, product
 
 SHEET = Sheet.of(bandwidth=1e12, bf16=1e14, fp8=2e14, fp4=2e14, processors=10.0, link=1e11)
 
@@ -103,8 +103,10 @@ def test_terms_of_experts_by_hand():
 
 
 def test_a_window_bounds_the_keys_that_are_read():
+    batch, cached = numbers(4, 1000)
     whole, bounded, wide = (
-        decode(*numbers(4, 1000, 8, 2, 128, 128, window), SHEET, "bfloat16", 2.0) for window in (0, 100, 4096)
+        decode(batch, cached, Heads(*numbers(8, 2, 128, 128, window)), SHEET, "bfloat16", 2.0)
+        for window in (0, 100, 4096)
     )
     assert float(whole.memory[0]) == pytest.approx(4 * 1000 * 2 * 256 * 2 / 1e12)
     assert float(bounded.memory[0]) == pytest.approx(0.1 * float(whole.memory[0]))
@@ -130,12 +132,12 @@ def test_more_tokens_of_one_distribution_are_never_cheaper(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_longer_contexts_and_larger_batches_are_never_cheaper(seed):
     size = jnp.asarray(np.geomspace(1, 4096, 30), jnp.float32)
-    one, heads, kv, head, window = numbers(1, 16, 4, 128, 0)
+    (one,), heads = numbers(1), Heads(*numbers(16, 4, 128, 128, 0))
     for terms in (
-        prefill(one, size, heads, kv, head, head, window, SHEET, "bfloat16", 2.0),
-        prefill(size, 64 * one, heads, kv, head, head, window, SHEET, "bfloat16", 2.0),
-        decode(one, size, heads, kv, head, head, window, SHEET, "bfloat16", 2.0),
-        decode(size, 100 * one, heads, kv, head, head, window, SHEET, "bfloat16", 2.0),
+        prefill(one, size, heads, SHEET, "bfloat16", 2.0),
+        prefill(size, 64 * one, heads, SHEET, "bfloat16", 2.0),
+        decode(one, size, heads, SHEET, "bfloat16", 2.0),
+        decode(size, 100 * one, heads, SHEET, "bfloat16", 2.0),
     ):
         taken = np.asarray(drawn_kernel(terms, seed).seconds(terms))
         assert (np.diff(taken) >= -1e-5 * taken[:-1]).all()
