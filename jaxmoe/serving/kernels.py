@@ -252,7 +252,8 @@ def _prefill(
     size: Numbers,
     window: Numbers,
 ) -> Terms:
-    return terms.prefill(batch, tokens, heads, kv_heads, size, size, window, sheet, precision, WEIGHT_BYTES[cache])
+    alike = terms.Heads(heads, kv_heads, size, size, window)
+    return terms.prefill(batch, tokens, alike, sheet, precision, WEIGHT_BYTES[cache])
 
 
 def _decode(
@@ -265,7 +266,8 @@ def _decode(
     size: Numbers,
     window: Numbers,
 ) -> Terms:
-    return terms.decode(batch, cached, heads, kv_heads, size, size, window, sheet, "bfloat16", WEIGHT_BYTES[cache])
+    alike = terms.Heads(heads, kv_heads, size, size, window)
+    return terms.decode(batch, cached, alike, sheet, "bfloat16", WEIGHT_BYTES[cache])
 
 
 def _latent_prefill(

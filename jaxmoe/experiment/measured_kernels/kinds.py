@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.experiment.measured_kernels.grouping import grouped
 from jaxmoe.experiment.measured_kernels.slot_counts import slot_loads
 from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of
 from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
 from jaxmoe.hardware.gpu import terms
 from jaxmoe.hardware.gpu.kernel import Terms
 from jaxmoe.hardware.gpu.latent import DEEPSEEK_V3, latent_decode, latent_prefill, with_projections
-from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, RATE, WEIGHT_BYTES, Sheet
+from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, WEIGHT_BYTES, Sheet
 
 Columns = Mapping[str, np.ndarray]
 """Columns of a table by name, [row]: numbers, or texts."""
@@ -41,6 +41,7 @@ class Kind:
     optional: tuple[str, ...] = ()  # texts that older tables leave out
     rising: bool = True  # whether a series is a run of sizes, of which every fourth is held out where it has one shape
     derived: tuple[tuple[str, Callable[[dict[str, np.ndarray]], np.ndarray]], ...] = ()  # columns made of the others
+    refused: tuple[tuple[str, Callable[[Columns], np.ndarray]], ...] = ()  # what rows may not be, and which ones are
     every_shape: bool = False  # whether all shapes are held out in turn, where there are few
     latency: str = "latency"
     unit: float = MILLI
@@ -64,11 +65,14 @@ def _gemm(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
 # top-k and experts.
 GROUPED = {(7168, 2048, 8, 256)}
 CLAMPED = {(4096, 14336, 2, 8), (6144, 16384, 2, 8), (2816, 704, 8, 128), (2048, 1408, 4, 60), (8192, 5120, 1, 16)}
-UNGATED = ("nongated",)  # of kernel sources whose experts have two products
+UNGATED = {(1856, 6, 128), (2688, 22, 512), (5120, 22, 512)}  # experts of two products: inter_size, topk, num_experts
+DEEPEP = "deepepmoe"  # products of experts between DeepEP's exchanges
 
 
 def _routing(shape: tuple[int, ...], kernel: Mapping[str, str]) -> Routing:
     backend, source = kernel["framework"], kernel["kernel_source"]
+    if source == DEEPEP:  # choices come from the collector, not from a gate
+        return "blocks" if kernel["op_name"] == "moe_context" else "free"
     if source.endswith("min_latency") or (shape in GROUPED and backend in ("sglang", "vllm")):
         return "grouped" if shape[3] % 8 == 0 else "free"
     return "clamped" if shape in CLAMPED and source == "sglang_fused_moe_triton" else "free"
@@ -76,27 +80,20 @@ def _routing(shape: tuple[int, ...], kernel: Mapping[str, str]) -> Routing:
 
 def _moe(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
     names = ("hidden_size", "inter_size", "topk", "num_experts")
-    shapes = list(zip(*(rows[name].astype(int).tolist() for name in names), strict=True))
-    routing = [_routing(shape, kernel) for shape in shapes]
-    drawn = zip(
-        rows["num_tokens"].astype(int).tolist(),
-        [shape[3] for shape in shapes],
-        [shape[2] for shape in shapes],
-        rows["moe_ep_size"].astype(int).tolist(),
-        rows["distribution"].tolist(),
-        routing,
-        strict=True,
-    )
-    each = [loads_of(*key) for key in drawn]
-    loads = terms.ExpertLoads(*(jnp.asarray(np.stack(part), jnp.float32) for part in zip(*each, strict=True)))
+    keys, of_row = grouped(rows, (*names, "num_tokens", "moe_ep_size", "distribution"))
+    each = []
+    for *numbers, distribution in keys:
+        hidden, inner, top_k, experts, tokens, ranks = map(int, numbers)
+        routing = _routing((hidden, inner, top_k, experts), kernel)
+        each.append(loads_of(tokens, experts, top_k, ranks, distribution, routing))
+    loads = terms.ExpertLoads(*(jnp.asarray(np.stack(part)[of_row], jnp.float32) for part in zip(*each, strict=True)))
     precision = kernel["moe_dtype"]
-    hidden, inner, top_k, experts, cut, ranks = _floats(rows, *names, "moe_tp_size", "moe_ep_size")
-    gated = 3.0 if not any(word in kernel["kernel_source"] for word in UNGATED) else 2.0
-    if kernel["kernel_source"] == "sglang_flashinfer_cutlass_moe":
-        gated = 2.0
+    height, width, chosen, count, cut, parts = _floats(rows, *names, "moe_tp_size", "moe_ep_size")
+    plain = np.array([tuple(map(int, key[1:4])) in UNGATED for key in keys])[of_row]
+    gemms = jnp.asarray(np.where(plain | ("nongated" in kernel["kernel_source"]), 2.0, 3.0), jnp.float32)
     weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
     return terms.fused_moe(
-        loads, hidden, inner / cut, experts / ranks, top_k, gated, sheet, precision, weight, activation
+        loads, height, width / cut, count / parts, chosen, gemms, sheet, precision, weight, activation
     )
 
 
@@ -105,7 +102,8 @@ def _prefill(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
         rows, "batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size"
     )
     cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
-    return terms.prefill(batch, tokens, heads, kv_heads, size, size, window, sheet, kernel["attn_dtype"], cache)
+    shared = terms.Heads(heads, kv_heads, size, size, window)
+    return terms.prefill(batch, tokens, shared, sheet, kernel["attn_dtype"], cache)
 
 
 def _decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
@@ -113,7 +111,8 @@ def _decode(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
         rows, "batch_size", "step", "num_heads", "num_key_value_heads", "head_dim", "window_size"
     )
     cache = WEIGHT_BYTES[kernel["kv_cache_dtype"]]
-    return terms.decode(batch, step + 1, heads, kv_heads, size, size, window, sheet, kernel["attn_dtype"], cache)
+    shared = terms.Heads(heads, kv_heads, size, size, window)
+    return terms.decode(batch, step + 1, shared, sheet, kernel["attn_dtype"], cache)
 
 
 def _mla_prefill(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
@@ -181,6 +180,13 @@ KINDS: dict[str, Kind] = {
             _moe,
             every_shape=True,
             derived=(("tiles", tiles_of),),
+            refused=(
+                ("topk is above num_experts", lambda rows: rows["topk"] > rows["num_experts"]),
+                (
+                    "num_experts is no multiple of moe_ep_size",
+                    lambda rows: rows["num_experts"] % rows["moe_ep_size"] != 0,
+                ),
+            ),
         ),
         Kind(
             "attention_context",
@@ -269,6 +275,7 @@ KINDS: dict[str, Kind] = {
             ("message_size",),
             "message_size",
             _collective,
+            tuple(terms.PASSED),
             optional=("framework", "version"),
         ),
         Kind(
@@ -279,8 +286,8 @@ KINDS: dict[str, Kind] = {
             ("message_size",),
             "message_size",
             _collective,
+            ("all_reduce",),
             optional=("version",),
         ),
     )
 }
-_ = (RATE, Any)

@@ -1,6 +1,7 @@
-"""Computations over rows, in few sizes: rows are repeated up to the next, so that few functions are compiled."""
+"""Computations over rows, in few sizes, so that few functions are compiled: blocks of rows, the last one filled up."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,31 +11,33 @@ from jaxmoe.experiment.measured_kernels.kinds import Columns, Kind
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.sheet import Sheet
 
-
-def padded_size(rows: int, least: int = 1024, factor: int = 4) -> int:
-    """The size that so many rows are computed in."""
-    while least < rows:
-        least *= factor
-    return least
+BLOCKS = (1024, 16384)  # rows
 
 
 def terms_of(kind: Kind, rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
     """Terms of rows of one kernel, as NumPy arrays."""
-    count = len(next(iter(rows.values())))
-    at = _up_to(count)
-    found = kind.terms({name: column[at] for name, column in rows.items()}, sheet, kernel)
-    return Terms(*(np.asarray(part, np.float32)[:count] for part in found))
+
+    def computed(at: np.ndarray) -> Terms:
+        return kind.terms({name: column[at] for name, column in rows.items()}, sheet, kernel)
+
+    found = _in_blocks(computed, len(next(iter(rows.values()))))
+    return Terms(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
 def seconds_of(fitted: FittedKernel, terms: Terms) -> Float[np.ndarray, " row"]:
     """Seconds of every row."""
-    count = len(terms.memory)
-    at = _up_to(count)
-    return np.asarray(_seconds(fitted, Terms(*(part[at] for part in terms))), float)[:count]
+    found = _in_blocks(lambda at: (_seconds(fitted, Terms(*(part[at] for part in terms))),), len(terms.memory))
+    return np.concatenate([seconds for (seconds,) in found]).astype(float)
 
 
 _seconds = jax.jit(lambda fitted, terms: fitted.seconds(terms))
 
 
-def _up_to(count: int) -> np.ndarray:
-    return np.minimum(np.arange(padded_size(count)), count - 1)
+def _in_blocks(computed: Callable[[np.ndarray], Sequence[Any]], rows: int) -> list[list[np.ndarray]]:
+    """What is computed of the rows of each block, by their places."""
+    block = next((size for size in BLOCKS if rows <= size), BLOCKS[-1])
+    found = []
+    for start in range(0, rows, block):
+        parts = computed(np.minimum(np.arange(start, start + block), rows - 1))
+        found.append([np.asarray(part, np.float32)[: rows - start] for part in parts])
+    return found

@@ -1,5 +1,6 @@
 """Seconds of the rows of a table by a machine's fitted kernels, each with its interval."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,15 +10,12 @@ from jaxtyping import Float
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.grouping import grouped
 from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
-from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
+from jaxmoe.experiment.measured_kernels.tables import PRECISIONS, MeasuredTable
 from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel
+from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 
-LOOSE = (
-    "version",
-    "tiles",
-    "kernel_source",
-    "framework",
-)  # names that another kernel may stand in for, the first most easily
+# Names that another kernel's may differ in where the kernel of a row was not measured, the last most easily.
+KEPT = ("op_name", *PRECISIONS, "framework", "kernel_source", "tiles", "version")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +31,7 @@ class KernelTimes:
 def predict(table: MeasuredTable, file: KernelFile) -> KernelTimes:
     """Seconds of all rows of a table.
 
-    Raises `OptionError` where the file has no kernel of the table's kind, operation and precision.
+    Raises `OptionError` where the file has no kernel of the table's kind.
     """
     kind, rows = table.kind, table.columns
     known = file.of_kind(kind.name)
@@ -46,12 +44,6 @@ def predict(table: MeasuredTable, file: KernelFile) -> KernelTimes:
     for index, values in enumerate(groups):
         names = dict(zip(kind.kernel, values, strict=True))
         kernel = _nearest(names, known)
-        if kernel is None:
-            named = sorted({" ".join(filter(None, each.names.values())) for each in known})
-            raise OptionError(
-                f"{table.path}: {file.system} has no kernel for {_told(names)}; it has {'; '.join(named)}. "
-                "Remove these rows, or calibrate with a table of them"
-            )
         if kernel.names != names:
             notes.append(f"{_told(names)}: not measured; {_told(kernel.names)} stands in, its interval may not hold")
         at = np.flatnonzero(group == index)
@@ -62,17 +54,21 @@ def predict(table: MeasuredTable, file: KernelFile) -> KernelTimes:
     return KernelTimes(seconds, lower, upper, tuple(notes))
 
 
-def _nearest(names: Mapping[str, str], known: list[KnownKernel]) -> KnownKernel | None:
-    """The kernel of these names, or else one that differs in as few of `LOOSE` as can be."""
-    for loose in (LOOSE[:count] for count in range(len(LOOSE) + 1)):
-        fits = [
-            kernel
-            for kernel in known
-            if all(kernel.names.get(name) == value for name, value in names.items() if name not in loose)
-        ]
-        if fits:
-            return max(fits, key=lambda kernel: (kernel.names.get("version", ""), kernel.told["rows"]))
-    return None
+def _nearest(names: Mapping[str, str], known: list[KnownKernel]) -> KnownKernel:
+    """The kernel of these names, or else the one that shares most of them, and was measured most."""
+
+    def alike(kernel: KnownKernel) -> tuple[object, ...]:
+        shared = (_alike(name, names[name], kernel.names.get(name, "")) for name in KEPT if name in names)
+        return (*shared, kernel.names.get("version", ""), kernel.told["rows"])
+
+    return max(known, key=alike)
+
+
+def _alike(name: str, asked: str, other: str) -> float:
+    """1 for the same name, less for another; of precisions, by how much their bytes differ."""
+    if name in PRECISIONS and other in WEIGHT_BYTES:
+        return float(asked == other) - abs(math.log(WEIGHT_BYTES[asked] / WEIGHT_BYTES[other]))
+    return float(asked == other)
 
 
 def _told(names: Mapping[str, str]) -> str:

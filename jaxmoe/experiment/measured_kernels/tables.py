@@ -85,6 +85,9 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
         read["framework"] = np.char.lower(read["framework"])
     for name in kind.numbers:
         read[name] = _numbers(path, name, read[name], name in kind.zeros)
+        _refuse(path, read[name] % 1 != 0, f"{name} is no whole number")
+    for told, wrong in kind.refused:
+        _refuse(path, wrong(read), told)
     if timed:
         read[kind.latency] = _numbers(path, kind.latency, read[kind.latency], False)
     for name in PRECISIONS:
@@ -96,6 +99,11 @@ def read_table(path: Path, timed: bool = True) -> MeasuredTable:
             raise OptionError(f"{path}: distribution is {name!r}, expected balanced, uniform or power_law_ALPHA")
     read |= {name: made(read) for name, made in kind.derived}
     return MeasuredTable(path, kind, read, columns)
+
+
+def _refuse(path: Path, wrong: np.ndarray, told: str) -> None:
+    if wrong.any():
+        raise OptionError(f"{path}: {told} in row {int(np.argmax(wrong)) + 1}, and {int(wrong.sum())} rows are so")
 
 
 def _numbers(path: Path, name: str, values: np.ndarray, zero: bool) -> np.ndarray:
@@ -126,7 +134,10 @@ def _kind_of(path: Path, columns: Columns, timed: bool) -> Kind:
         missing[kind.name] = [name for name in asked if name not in columns]
     whole = [name for name, left in missing.items() if not left]
     if whole:
-        return KINDS[max(whole, key=lambda name: len(KINDS[name].columns))]
+        kind = KINDS[max(whole, key=lambda name: len(KINDS[name].columns))]
+        if kind.operations and (unknown := sorted(operations - set(kind.operations))):
+            raise OptionError(f"{path}: op_name is {unknown[0]!r}, expected one of {', '.join(kind.operations)}")
+        return kind
     nearest = min(missing, key=lambda name: len(missing[name])) if missing else None
     if nearest is None or len(missing[nearest]) > 3:
         raise OptionError(

@@ -20,7 +20,8 @@ DRAWS = 8
 LEAST_LOAD = 1e-2
 EVEN, POWER_LAW = ("balanced", "uniform"), "power_law_"
 GROUPS, CHOSEN_GROUPS = 8, 4  # of experts, of which DeepSeek-V3's gate lets a token choose
-Routing = Literal["free", "grouped", "clamped"]
+BLOCK = 128  # rows that DeepGEMM's contiguous layout gives to one expert
+Routing = Literal["free", "grouped", "clamped", "blocks"]
 
 
 def known_distribution(name: str) -> bool:
@@ -36,33 +37,37 @@ def loads_of(
     """Loads of the timed rank of so many, for `balanced`, `uniform` or `power_law_ALPHA`.
 
     `grouped`: the gate of DeepSeek-V3 ran over the choices. `clamped`: the rank got the tokens with a choice there
-    alone, and their other choices fell on its first expert. Raises `ValueError` for another distribution.
+    alone, and their other choices fell on its first expert. `blocks`: each expert computes whole blocks of rows, or,
+    where all have as many, the rank does. Raises `ValueError` for another distribution.
     """
     local = experts // ranks
-    if distribution in EVEN:
-        if routing == "free":
-            return _means(_balanced_counts(tokens, experts, top_k)[:, :local], float(tokens))
-        chosen = _balanced(tokens, experts, top_k)[None]
+    if not known_distribution(distribution):
+        raise ValueError(distribution)
+    even = distribution in EVEN
+    if even and routing == "blocks":
+        return _means(_packed(tokens * top_k // experts * local, local), float(tokens))
+    if even:
+        draws = [_balanced(tokens, experts, top_k)]
     else:
-        if not known_distribution(distribution):
-            raise ValueError(distribution)
-        drawn = _power_law(tokens, experts, top_k, ranks, float(distribution.removeprefix(POWER_LAW)))
-        if routing == "free":  # which token chose what makes no difference
-            return _means(drawn[:, :local], float(tokens))
-        chosen = _assigned(drawn, tokens, top_k)
+        counts = _power_law(tokens, experts, top_k, ranks, float(distribution.removeprefix(POWER_LAW)))
+        if routing in ("free", "blocks"):  # which token chose what makes no difference
+            unit = BLOCK if routing == "blocks" else 1
+            return _means(-(-counts[:, :local] // unit) * unit, float(tokens))
+        draws = [_assigned(row, tokens, top_k) for row in counts]
     if routing == "grouped":
-        chosen = _regrouped(chosen, experts)
-    counts = _counted(chosen, local)
+        draws = [(_regrouped(chosen, experts), times) for chosen, times in draws]
+    found = np.array([_counted(chosen, times, local) for chosen, times in draws])
     if routing == "clamped" and ranks > 1:
-        given = (chosen < local).any(axis=2).sum(axis=1)
-        counts[:, 0] += given * top_k - counts.sum(axis=1)
-        return _means(counts, float(given.mean()))
-    return _means(counts, float(tokens))
+        given = np.array([times[(chosen < local).any(axis=1)].sum() for chosen, times in draws])
+        found[:, 0] += given * top_k - found.sum(axis=1)
+        return _means(found, float(given.mean()))
+    return _means(found, float(tokens))
 
 
-@cache
-def _balanced_counts(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, "draw expert"]:
-    return np.bincount(_balanced(tokens, experts, top_k).ravel(), minlength=experts)[None]
+def _packed(slots: int, local: int) -> Int[np.ndarray, "1 expert"]:
+    """Blocks of rows that all experts fill together, each block of one expert's weights."""
+    blocks = math.ceil(slots / BLOCK)
+    return (BLOCK * (np.arange(local) < blocks) * max(blocks / local, 1))[None].astype(int)
 
 
 def _means(counts: Int[np.ndarray, "draw expert"], tokens: float) -> ExpertLoads:
@@ -72,10 +77,15 @@ def _means(counts: Int[np.ndarray, "draw expert"], tokens: float) -> ExpertLoads
     return ExpertLoads(*(np.maximum(part, LEAST_LOAD) for part in loads))
 
 
-def _balanced(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, "token choice"]:
+# Tokens that choose alike are one row, [row, choice], with how many there are: rows are few, however many the tokens.
+
+
+def _balanced(tokens: int, experts: int, top_k: int) -> tuple[Int[np.ndarray, "row choice"], Int[np.ndarray, " row"]]:
     stride = math.ceil(experts / top_k)
-    first = np.arange(tokens)[:, None] if tokens >= stride else np.arange(tokens)[:, None] * stride / tokens
-    return ((first + np.arange(top_k)[None] * stride) % experts).astype(np.int32)
+    rows = np.arange(min(tokens, experts))  # after which choices begin anew
+    times = (tokens - rows - 1) // experts + 1
+    first = rows[:, None] if tokens >= stride else rows[:, None] * stride / tokens
+    return ((first + np.arange(top_k)[None] * stride) % experts).astype(np.int32), times
 
 
 @cache
@@ -114,13 +124,15 @@ def _power_law(tokens: int, experts: int, top_k: int, ranks: int, alpha: float) 
     return counts
 
 
-def _assigned(counts: Int[np.ndarray, "draw expert"], tokens: int, top_k: int) -> Int[np.ndarray, "draw token choice"]:
+def _assigned(
+    counts: Int[np.ndarray, " expert"], tokens: int, top_k: int
+) -> tuple[Int[np.ndarray, "row choice"], Int[np.ndarray, " row"]]:
     """Experts from the fullest on fill the first choice of all tokens, then the second."""
-    draws = []
-    for row in counts:
-        order = np.argsort(-row, kind="stable")
-        draws.append(np.repeat(order, row[order])[: tokens * top_k].reshape(top_k, tokens).T)
-    return np.array(draws, np.int32)
+    order = np.argsort(-counts, kind="stable")
+    ends = np.cumsum(counts[order])
+    starts = np.unique(np.concatenate([[0], ends[ends < tokens * top_k] % tokens]))
+    places = starts[:, None] + tokens * np.arange(top_k)[None]
+    return order[np.searchsorted(ends, places, side="right")].astype(np.int32), np.diff(starts, append=tokens)
 
 
 @njit(cache=True, nogil=True)
@@ -147,13 +159,13 @@ def _settle(counts, tokens, top_k, ranks):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _counted(chosen, local):
-    """Choices of each of the first experts, [draw, expert]."""
-    counts = np.zeros((chosen.shape[0], local), np.int64)
-    for draw in range(chosen.shape[0]):
-        for expert in chosen[draw].ravel():
+def _counted(chosen, times, local):
+    """Choices of each of the first experts."""
+    counts = np.zeros(local, np.int64)
+    for row in range(len(chosen)):
+        for expert in chosen[row]:
             if expert < local:
-                counts[draw, expert] += 1
+                counts[expert] += times[row]
     return counts
 
 
@@ -161,26 +173,25 @@ def _counted(chosen, local):
 @no_type_check
 def _regrouped(chosen, experts):
     """Choices after a gate that keeps the groups with the most choices, up to two, and fills up from the first on."""
-    size, top_k = experts // GROUPS, chosen.shape[2]
+    size, top_k = experts // GROUPS, chosen.shape[1]
     found = np.empty_like(chosen)
     hits = np.zeros(GROUPS, np.int64)
-    for draw in range(chosen.shape[0]):
-        for token in range(chosen.shape[1]):
-            wanted = chosen[draw, token]
-            hits[:] = 0
-            for expert in wanted:
-                hits[expert // size] += 1
-            kept = np.argsort(-np.minimum(hits, 2), kind="mergesort")[:CHOSEN_GROUPS]
-            place = 0
-            for expert in wanted:
-                if (kept == expert // size).any():
-                    found[draw, token, place] = expert
+    for row in range(len(chosen)):
+        wanted = chosen[row]
+        hits[:] = 0
+        for expert in wanted:
+            hits[expert // size] += 1
+        kept = np.argsort(-np.minimum(hits, 2), kind="mergesort")[:CHOSEN_GROUPS]
+        place = 0
+        for expert in wanted:
+            if (kept == expert // size).any():
+                found[row, place] = expert
+                place += 1
+        for group in np.sort(kept):
+            for expert in range(group * size, (group + 1) * size):
+                if place < top_k and not (wanted == expert).any():
+                    found[row, place] = expert
                     place += 1
-            for group in np.sort(kept):
-                for expert in range(group * size, (group + 1) * size):
-                    if place < top_k and not (wanted == expert).any():
-                        found[draw, token, place] = expert
-                        place += 1
     return found
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxmoe.hardware.gpu.kernel import Terms
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES, Sheet
-from jaxmoe.hardware.gpu.terms import Numbers, decode, prefill, stacked, whole
+from jaxmoe.hardware.gpu.terms import Heads, Numbers, decode, prefill, stacked, whole
 
 
 class LatentSizes(NamedTuple):
@@ -27,17 +27,16 @@ def latent_prefill(
     batch: Numbers, tokens: Numbers, heads: Numbers, sizes: LatentSizes, sheet: Sheet, cache: float
 ) -> Terms:
     """Terms of the attention alone over new tokens, with keys and values of each head."""
-    size = jnp.full_like(heads, sizes.nope + sizes.rope)
-    none = jnp.zeros_like(heads)
-    return prefill(batch, tokens, heads, heads, size, sizes.value, none, sheet, "bfloat16", cache)
+    alone = Heads(heads, heads, sizes.nope + sizes.rope, sizes.value, jnp.zeros_like(heads))
+    return prefill(batch, tokens, alone, sheet, "bfloat16", cache)
 
 
 def latent_decode(
     batch: Numbers, cached: Numbers, heads: Numbers, sizes: LatentSizes, sheet: Sheet, cache: float
 ) -> Terms:
     """Terms of the attention alone of one new token of each sequence, on the short vectors that all heads share."""
-    one, size = jnp.ones_like(heads), jnp.full_like(heads, sizes.kv_rank + sizes.rope)
-    return decode(batch, cached, heads, one, size, sizes.kv_rank, 0 * one, sheet, "bfloat16", cache, latent=True)
+    shared = Heads(heads, jnp.ones_like(heads), sizes.kv_rank + sizes.rope, sizes.kv_rank, jnp.zeros_like(heads))
+    return decode(batch, cached, shared, sheet, "bfloat16", cache, latent=True)
 
 
 def with_projections(
