@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, decades, kernel_file
+from jaxmoe.experiment.measured_kernels.kinds import KINDS
 from jaxmoe.experiment.measured_kernels.scores import by_kernel, by_kind, precision_of, scores
 from jaxmoe.experiment.measured_kernels.tables import read_folder
 from jaxmoe.experiment.table import folder_of_tables, script_options
-from jaxmoe.files import write_table
-from jaxmoe.hardware.gpu.files import write_kernels
+from jaxmoe.files import read_table, write_table
+from jaxmoe.hardware.gpu.files import read_kernels, write_kernels
 from jaxmoe.hardware.gpu.sheet import sheet_of
 
 HERE = Path(__file__).resolve().parent
@@ -44,27 +45,36 @@ def main() -> None:
         "--kernels", type=Path, metavar="FOLDER", help="folder of kernels of machines, kernels/ beside the tables"
     )
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, help="folders of --data")
+    parser.add_argument("--kinds", nargs="+", default=tuple(KINDS), help="kinds to fit anew; rows of others are kept")
     options = parser.parse_args()
     out = folder_of_tables(HERE, options)
     kernels = options.kernels or out / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
-    tables: dict[str, list] = {"by_kind": [], "by_group": [], "by_kernel": []}
+    fresh = {(system, kind) for system in options.systems for kind in options.kinds}
+    tables: dict[str, list] = {name: [] for name in ("by_kind", "by_group", "by_kernel")}
+    for name, rows in tables.items():
+        earlier = read_table(out / f"{name}.csv") if (out / f"{name}.csv").exists() else []
+        rows += [row for row in earlier if (row["system"], row["kind"]) not in fresh]
     for system in options.systems:
-        measured, notes = read_folder(options.data / system)
+        found, notes = read_folder(options.data / system)
+        measured = [table for table in found if table.kind.name in options.kinds]
         start = time.monotonic()
 
         def report(_: str, done: int, total: int, system: str = system, start: float = start) -> None:
             print(f"{system}: {done} of {total} kernels, {time.monotonic() - start:.0f} s", flush=True)
 
         fits = calibrate_tables(measured, sheet_of(system), SEED, report)
-        write_kernels(kernels / f"{system}.json", kernel_file(system, fits))
+        path = kernels / f"{system}.json"
+        earlier = read_kernels(path).kernels if path.exists() else ()
+        kept = [kernel for kernel in earlier if kernel.kind not in options.kinds]
+        write_kernels(path, kernel_file(system, fits, kept))
         for name, rows in (("by_kind", by_kind(fits)), ("by_group", by_group(fits)), ("by_kernel", by_kernel(fits))):
             tables[name] += [{"system": system, **row} for row in rows]
         for note in notes:
             print(f"{system}: {note}")
         # Written anew after every system: a run that is stopped leaves those that are done.
         for name, rows in tables.items():
-            write_table(out / f"{name}.csv", rows)
+            write_table(out / f"{name}.csv", sorted(rows, key=lambda row: (SYSTEMS.index(row["system"]), row["kind"])))
 
 
 if __name__ == "__main__":

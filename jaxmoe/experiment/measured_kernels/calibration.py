@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.stats import norm as normal
+from scipy.stats import t as student
 
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.fit import Recipe, fit
@@ -82,16 +84,20 @@ def calibrated(
     measured = np.asarray(rows[kind.latency], float) * kind.unit
     roofline = np.maximum(terms.memory.sum(-1), terms.tiles.min(-1)).astype(float)
     _check_unit(kind, kernel, roofline, measured)
-    folds = folds_of(kind, rows)
+    folds, shape = folds_of(kind, rows), grouped(rows, kind.shape)[1]
+
+    def fitted_to(some: Bool[np.ndarray, " row"]) -> tuple[FittedKernel, FittedKernel]:
+        return fit(_of(terms, some), measured[some], len(np.unique(shape[some])), recipe, seed)
+
     held = {name: np.full(len(measured), np.nan) for name in ("base", "whole")}
     for fold in tested(kind):
         kept, left = folds != fold, folds == fold
         if not (kept.any() and left.any()):
             continue
-        for name, found in zip(held, fit(_of(terms, kept), measured[kept], recipe, seed), strict=True):
+        for name, found in zip(held, fitted_to(kept), strict=True):
             held[name][left] = seconds_of(found, _of(terms, left))
     better = not _error(held["whole"], measured) > _error(held["base"], measured)
-    alone, whole = fit(terms, measured, recipe, seed)
+    alone, whole = fitted_to(np.ones(len(measured), bool))
     fitted = whole if better else alone
     told = held["whole"] if better else held["base"]
     series = series_of(kind, rows)
@@ -111,7 +117,7 @@ def calibrated(
         slow,
         repeats(kind, rows),
         by_shape(kind, rows),
-        intervals_of(size[~slow], (measured / told)[~slow], grouped(rows, kind.shape)[1][~slow]),
+        intervals_of(size[~slow], (measured / told)[~slow], shape[~slow]),
     )
 
 
@@ -120,21 +126,32 @@ def intervals_of(
 ) -> tuple[tuple[float, float, float], ...]:
     """Quantiles of measured over told seconds by decade of size: from which size on, lower, upper.
 
-    Rows of one `shape` are off together: of few shapes the quantiles are further out, as those of so many draws.
+    Rows of one `shape` are off together: from few shapes, bounds are further from the middle, as Student's t is of a
+    next draw.
     """
     known = np.isfinite(ratio)
     size, ratio = size[known], ratio[known]
     if not len(ratio):
         return ()
-    shapes = len(np.unique(shape[known]))
-    tail = OUTSIDE * (shapes - 1) / (shapes + 1)
+    spread = _spread_of(len(np.unique(shape[known])))
+
+    def bounds(inside: np.ndarray) -> np.ndarray:
+        low, middle, high = np.quantile(np.log(inside), (OUTSIDE, 0.5, 1 - OUTSIDE))
+        return np.exp(middle + spread * np.array([low - middle, high - middle]))
+
     decade = decades(size)
-    found = [(0.0, *np.quantile(ratio, (tail, 1 - tail)))]
+    found = [(0.0, *bounds(ratio))]
     for each in np.unique(decade):
         inside = ratio[decade == each]
         if len(inside) >= BINNED:
-            found.append((float(10.0**each), *np.quantile(inside, (tail, 1 - tail))))
+            found.append((float(10.0**each), *bounds(inside)))
     return tuple((float(start), float(low), float(high)) for start, low, high in found)
+
+
+def _spread_of(draws: int) -> float:
+    """How many times as wide as of a normal distribution an interval of the next draw is, from so many."""
+    freedom = max(draws - 1, 1)
+    return float(student.ppf(1 - OUTSIDE, freedom) / normal.ppf(1 - OUTSIDE) * np.sqrt(1 + 1 / draws))
 
 
 def decades(size: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
@@ -209,10 +226,11 @@ def calibrate_tables(tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, r
     return found
 
 
-def kernel_file(system: str, fits: Sequence[KernelFit]) -> KernelFile:
-    """The part of fits that a machine keeps: numbers, intervals and where they come from."""
-    rows = sum(len(fit.measured) for fit in fits)
-    return KernelFile(system, f"{SOURCE}: {system}, {rows} rows", sheet_of(system), tuple(map(_known, fits)))
+def kernel_file(system: str, fits: Sequence[KernelFit], kept: Sequence[KnownKernel] = ()) -> KernelFile:
+    """What a machine keeps of fits: numbers, intervals, where they come from; with kernels that were fitted before."""
+    kernels = sorted((*map(_known, fits), *kept), key=lambda kernel: kernel.kind)
+    rows = sum(kernel.told["rows"] for kernel in kernels)
+    return KernelFile(system, f"{SOURCE}: {system}, {rows} rows", sheet_of(system), tuple(kernels))
 
 
 def _known(fit: KernelFit) -> KnownKernel:

@@ -14,14 +14,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.experiment.measured_kernels.padded import padded_size
-from jaxmoe.hardware.gpu.kernel import KEPT, LEAST, Base, FittedKernel, Residual, Terms, rising_inputs
+from jaxmoe.hardware.gpu.kernel import KEPT, LEAST, Base, FittedKernel, Reach, Residual, Terms, rising_inputs
 
 OUTLIER = 0.05  # error beyond which a row counts linearly
 BATCH = 1024  # rows of a step
 SIZES = (4096, 8)  # the fewest rows that a fit is compiled for, and how many times more the next
 SPREAD, UNSEEN = (1e-3, 1e-2), 1e6  # of inputs: the least that counts, what is added to it, and that of the others
 BASE_STEPS = 300
+RIDGE = 0.02  # penalty of a number's squared distance from its start, of one shape: what few do not tell stays usual
 BASE_RATE, RATE = 0.03, 0.01
 
 
@@ -44,21 +44,35 @@ class FittedRows(NamedTuple):
     log: Float[Array, " row"]
 
 
-def fit(terms: Terms, seconds: np.ndarray, recipe: Recipe, seed: int) -> tuple[FittedKernel, FittedKernel]:
-    """The kernel of these rows: its base alone, and with a residual, which moves the base a little."""
+def fit(terms: Terms, seconds: np.ndarray, shapes: int, recipe: Recipe, seed: int) -> tuple[FittedKernel, FittedKernel]:
+    """The kernel of rows of so many shapes: its base alone, and with a residual, which moves the base a little."""
     # Rows are repeated up to one of few sizes, which fits of other kernels share; none of the repeated ones is drawn.
-    at = np.minimum(np.arange(padded_size(len(seconds), *SIZES)), len(seconds) - 1)
+    at = np.minimum(np.arange(_padded_size(len(seconds))), len(seconds) - 1)
     rows = FittedRows(
         Terms(*(jnp.asarray(part[at], jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds[at], jnp.float32))
     )
     rng = np.random.default_rng(seed)
-    alone = _descend(_started(terms, seconds), rows, _draws(rng, len(seconds), BASE_STEPS))
+    alone = _descend(_started(terms, seconds), rows, _draws(rng, len(seconds), BASE_STEPS), jnp.asarray(RIDGE / shapes))
     scale = Scale.of(alone, rows.terms)
     kernel = FittedKernel(alone, _new_residual(scale, recipe.width, seed))
     draws = _draws(rng, len(seconds), recipe.steps)
     whole = _descend_scaled(kernel, scale, rows, draws, jnp.asarray([recipe.by_shape, recipe.units]))
     assert whole.residual is not None
-    return FittedKernel(alone), FittedKernel(whole.base, _unscaled(whole.residual, scale))
+    residual = _unscaled(whole.residual, scale)
+    return FittedKernel(alone), FittedKernel(whole.base, residual, _reach_of(whole.base, residual, rows.terms))
+
+
+@jax.jit
+def _reach_of(base: Base, residual: Residual, terms: Terms) -> Reach:
+    apart = jnp.log(FittedKernel(base, residual).seconds(terms) / base.seconds(terms))
+    return Reach(apart.min(), apart.max())
+
+
+def _padded_size(rows: int) -> int:
+    size, factor = SIZES
+    while size < rows:
+        size *= factor
+    return size
 
 
 def _draws(rng: np.random.Generator, rows: int, steps: int) -> Int[Array, "step draw"]:
@@ -157,14 +171,22 @@ def _penalty(residual: Residual, by_shape: Array, units: Array) -> Array:
     return by_shape * shape + units * sum((part**4).sum() for part in (residual.out, residual.joined, residual.rising))
 
 
+def _apart(base: Base, usual: Base) -> Array:
+    return sum(
+        ((part - other) ** 2).sum() for part, other in zip(jax.tree.leaves(base), jax.tree.leaves(usual), strict=True)
+    )
+
+
 @jax.jit
-def _descend(base: Base, rows: FittedRows, draws: Array) -> Base:
+def _descend(base: Base, rows: FittedRows, draws: Array, ridge: Array) -> Base:
     optimiser = optax.adam(optax.cosine_decay_schedule(BASE_RATE, draws.shape[0]))
+
+    usual = base
 
     def step(state, at):
         base, moments = state
         some = jax.tree.map(lambda part: part[at], rows)
-        gradient = jax.grad(lambda b: _loss(jnp.log(b.seconds(some.terms)), some))(base)
+        gradient = jax.grad(lambda b: _loss(jnp.log(b.seconds(some.terms)), some) + ridge * _apart(b, usual))(base)
         change, moments = optimiser.update(gradient, moments, base)
         return (eqx.apply_updates(base, change), moments), None
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.errors import InputError
-from jaxmoe.hardware.gpu.kernel import Base, FittedKernel, Residual
+from jaxmoe.hardware.gpu.kernel import Base, FittedKernel, Reach, Residual
 from jaxmoe.hardware.gpu.sheet import Sheet
 
 FORMAT = 1
@@ -66,8 +66,10 @@ def write_kernels(path: Path, file: KernelFile) -> None:
 
 def _written(kernel: KnownKernel) -> dict[str, Any]:
     numbers = {"base": _numbers(kernel.fitted.base)}
-    if kernel.fitted.residual is not None:
-        numbers["residual"] = _numbers(kernel.fitted.residual)
+    for name in ("residual", "reach"):
+        part = getattr(kernel.fitted, name)
+        if part is not None:
+            numbers[name] = _numbers(part)
     intervals = [[_short(value) for value in each] for each in kernel.intervals]
     return {"kind": kernel.kind, **kernel.names, "told": kernel.told, "intervals": intervals, **numbers}
 
@@ -95,7 +97,7 @@ def read_kernels(path: Path) -> KernelFile:
 
 
 def _read(data: dict[str, Any]) -> KnownKernel:
-    parts = {"base": Base, "residual": Residual}
+    parts = {"base": Base, "residual": Residual, "reach": Reach}
     made = {
         name: part(**{key: jnp.asarray(np.asarray(value, np.float32)) for key, value in data.pop(name).items()})
         for name, part in parts.items()
@@ -103,4 +105,4 @@ def _read(data: dict[str, Any]) -> KnownKernel:
     }
     kind, told, intervals = (data.pop(name) for name in ("kind", "told", "intervals"))
     known = [(float(start), float(low), float(high)) for start, low, high in intervals]
-    return KnownKernel(kind, data, FittedKernel(made["base"], made.get("residual")), known, told)
+    return KnownKernel(kind, data, FittedKernel(**made), known, told)

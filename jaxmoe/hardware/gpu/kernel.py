@@ -85,11 +85,19 @@ class Residual(eqx.Module):
         return second @ self.out**2 + rising @ self.direct**2 + shape @ self.linear + self.bias
 
 
+class Reach(eqx.Module):
+    """How far a residual went from the base on the rows it was fitted to, as logarithms: never further elsewhere."""
+
+    low: Float[Array, ""]
+    high: Float[Array, ""]
+
+
 class FittedKernel(eqx.Module):
-    """Seconds of a kernel: its base and, unless it is `None`, its residual."""
+    """Seconds of a kernel: its base and, unless it is `None`, its residual, within its reach."""
 
     base: Base
     residual: Residual | None = None
+    reach: Reach | None = None
 
     def seconds(self, terms: Terms) -> Float[Array, "*row"]:
         """Seconds of each launch; `terms` have any leading axes."""
@@ -97,7 +105,10 @@ class FittedKernel(eqx.Module):
         if self.residual is None:
             return base
         log = jnp.log(base)
-        return jnp.exp(KEPT * log + self.residual(rising_inputs(terms, log), terms.shape))
+        whole = KEPT * log + self.residual(rising_inputs(terms, log), terms.shape)
+        if self.reach is not None:
+            whole = jnp.clip(whole, log + self.reach.low, log + self.reach.high)
+        return jnp.exp(whole)
 
 
 def rising_inputs(terms: Terms, log: Float[Array, "*row"]) -> Float[Array, "*row rising"]:
