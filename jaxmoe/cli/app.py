@@ -215,6 +215,7 @@ def calibrate(
     measured: options.Measured,
     out: options.Out,
     fit: options.Fit = None,
+    base: options.BaseMachine = None,
     overrides: options.HardwareOverrides = None,
     seed: options.Seed = 0,
     quiet: options.Quiet = False,

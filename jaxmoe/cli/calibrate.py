@@ -26,6 +26,7 @@ def run(
     config: Path,
     measured: list[Path],
     fit: str | None,
+    base: Path | None,
     overrides: list[str] | None,
     seed: int,
 ) -> None:
@@ -34,8 +35,13 @@ def run(
     if folders:
         if len(measured) > 1 or fit is not None:
             raise OptionError(f"--measured {folders[0]}: a folder of kernels stands alone, without --fit; leave it out")
-        calibrate_folder(folder, interrupts, load_hardware(config, overrides or ()), config.stem, folders[0], seed)
+        hardware = load_hardware(config, overrides or ())
+        calibrate_folder(folder, interrupts, hardware, config.stem, folders[0], base, seed)
         return
+    if base is not None:
+        raise OptionError(
+            "--base: moves measured kernels, of which there is no folder; give one with --measured FOLDER"
+        )
     with StageTimer() as clock:
         hardware = load_hardware(config, overrides or ())
         samples = [read_measured(path, hardware) for path in measured]

@@ -31,11 +31,12 @@ from jaxmoe.experiment.measured_kernels.tables import (
     read_table,
     write_columns,
 )
+from jaxmoe.experiment.measured_kernels.transfer import transfer_tables
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write, write_table
 from jaxmoe.hardware.gpu.deepep_files import beside
-from jaxmoe.hardware.gpu.files import KernelFile, read_kernels, write_kernels
+from jaxmoe.hardware.gpu.files import KernelFile, at_sheet, read_kernels, write_kernels
 from jaxmoe.hardware.gpu.sheet import SHEETS, sheet_of
 from jaxmoe.report.scatter import plot_model_vs_simulation
 
@@ -45,19 +46,33 @@ SHOWN = ("error", "median", "base", "roofline", "floor", "covered")
 
 
 def calibrate_folder(
-    folder: OutputFolder, interrupts: Interrupts, hardware: HardwareConfig, name: str, measured: Path, seed: int
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    hardware: HardwareConfig,
+    name: str,
+    measured: Path,
+    base: Path | None,
+    seed: int,
 ) -> None:
-    """Fit every kernel of a folder, and write kernels, machine, scores and a picture."""
+    """Fit every kernel of a folder, and write kernels, machine, scores and a picture.
+
+    With the machine `base`, its kernels are moved by few of the rows instead.
+    """
     system = measured.resolve().name
     if system not in SHEETS:
         raise OptionError(f"--measured {measured}: the folder is named {system}, expected one of {', '.join(SHEETS)}")
     sheet = sheet_of(system)
+    known = None if base is None else at_sheet(_kernels_of(_gemm_of(base)), system)
     with StageTimer() as clock:
         with clock.stage("read"):
             tables, left_out = read_folder(measured)
             exchanged = read_exchange_folder(measured)
         with clock.stage("fit"), progress_bars(interrupts.check) as report:
-            fits = calibrate_tables(tables, sheet, seed, report)
+            fits = (
+                calibrate_tables(tables, sheet, seed, report)
+                if known is None
+                else transfer_tables(tables, known, report)
+            )
             exchanges = fit_exchanges(exchanged, system)
         file = kernel_file(system, fits) if fits else _own_kernels(hardware, measured)
         with atomic_write(folder.target(KERNELS)) as aside:
@@ -145,18 +160,27 @@ def _print(rows: Sequence[Mapping[str, object]], name: str) -> None:
     print_table(table)
 
 
-def run_predict(config: Path, table: Path, out: Path) -> None:
-    """Write the rows of a table with their predicted times."""
+def _gemm_of(config: Path) -> FittedGemmConfig:
+    """The section of a machine that names its fitted kernels."""
     hardware = load_hardware(config)
     gemm = None if hardware.die is None else hardware.die.gemm
     if not isinstance(gemm, FittedGemmConfig):
         raise OptionError(f"{config}: has no fitted kernels at die.gemm; calibrate it with --measured FOLDER")
-    columns = read_columns(table)
+    return gemm
+
+
+def _kernels_of(gemm: FittedGemmConfig) -> KernelFile:
+    return at_sheet(read_kernels(find_kernels(gemm.path)), gemm.sheet)
+
+
+def run_predict(config: Path, table: Path, out: Path) -> None:
+    """Write the rows of a table with their predicted times."""
+    gemm, columns = _gemm_of(config), read_columns(table)
     if is_exchange(columns):
         run_predict_exchanges(find_kernels(str(beside(Path(gemm.path)))), table, columns, out)
         return
     rows = read_table(table, timed=False)
-    found = predict(rows, read_kernels(find_kernels(gemm.path)))
+    found = predict(rows, _kernels_of(gemm))
     unit = rows.kind.unit
     told = {"latency": found.seconds, "low": found.lower, "high": found.upper}
     write_columns(out, {**rows.given, **{f"predicted_{name}": part / unit for name, part in told.items()}})

@@ -10,12 +10,14 @@ from rich.table import Table
 
 from jaxmoe.cli.kept_output import keep
 from jaxmoe.cli.progress import messages
-from jaxmoe.config import unstated_energy
+from jaxmoe.config import Scenario, element_bytes, unstated_energy
+from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.experiment.comparison import BestExchange, Comparison
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.limits import LayerLimit, layer_limit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.whole_model import Step, WholeModel
+from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 from jaxmoe.report.style import aligned, energy_unit, time_unit
 from jaxmoe.units import GIGA
 
@@ -24,6 +26,7 @@ from jaxmoe.units import GIGA
 WIDTH = 180  # where there is no terminal to tell
 NONE = "-"
 MISFIT = " *"  # behind the name of a strategy
+ALIKE = 0.1  # bytes of a weight: relative difference without a note
 
 
 def print_comparison(inputs: Inputs, comparison: Comparison, title: str, wide: bool = False) -> None:
@@ -200,7 +203,7 @@ def print_warnings(lines: Iterable[str]) -> None:
 def comparison_warnings(comparison: Comparison, inputs: Inputs) -> list[str]:
     """Notes on strategies and on energy, and every strategy that is faster than the tuned plan somewhere."""
     notes = [f"{name}: {strategy.note}" for name, strategy in comparison.strategies.items() if strategy.note]
-    notes += _knowing(comparison, inputs)
+    notes += kernel_bytes_notes(inputs.scenario) + _knowing(comparison, inputs)
     unstated = unstated_energy(inputs.scenario.hardware)
     if unstated and any(score.energy for score in comparison.scores.values()):
         notes.append(f"energy counts nothing for what the machine does not state: {', '.join(unstated)}")
@@ -213,6 +216,20 @@ def comparison_warnings(comparison: Comparison, inputs: Inputs) -> list[str]:
                     "exchange"
                 )
     return notes
+
+
+def kernel_bytes_notes(scenario: Scenario) -> list[str]:
+    """A note where the kernel that times experts was measured with other bytes than the model has."""
+    gemm = None if scenario.hardware.die is None else scenario.hardware.die.gemm
+    if not isinstance(gemm, FittedGemmConfig) or gemm.precision not in WEIGHT_BYTES:
+        return []
+    measured, own = WEIGHT_BYTES[gemm.precision], float(element_bytes(scenario).experts)
+    if abs(own / measured - 1) < ALIKE:
+        return []
+    return [
+        f"die.gemm times experts in {gemm.precision}, of {measured:.3g} bytes a weight, but the model's have "
+        f"{own:.3g}; name their precision at hardware.die.gemm.precision, or their bytes at model.bytes.experts"
+    ]
 
 
 def _knowing(comparison: Comparison, inputs: Inputs) -> list[str]:

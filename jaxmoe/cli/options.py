@@ -306,6 +306,16 @@ PredictedFile = Annotated[
         "--out", metavar="FILE", help="Where to write the rows with their times, Parquet or CSV.", show_default=False
     ),
 ]
+BaseMachine = Annotated[
+    Path | None,
+    typer.Option(
+        "--base",
+        metavar="MACHINE",
+        help="With a folder of kernels of which few rows are known: the machine whose fitted kernels these move, at "
+        "the data sheet of the measured GPU, 20 of each kind, backend and precision; the other rows judge them.",
+        show_default=False,
+    ),
+]
 Fit = Annotated[
     str | None,
     typer.Option(

@@ -9,6 +9,7 @@ from rich.markup import escape
 from jaxmoe.cli.comparison_output import (
     NONE,
     as_factor,
+    kernel_bytes_notes,
     new_table,
     print_memory,
     print_steps,
@@ -192,6 +193,7 @@ def _warnings(inputs: Inputs, simulation: Simulation) -> list[str]:
     """Warnings on the plan, on tokens that are reused or known before the run, and those of the system itself."""
     run, steps = simulation.runs[simulation.system], simulation.iterations
     notes = [f"{simulation.strategy.name}: {simulation.strategy.note}"] if simulation.strategy.note else []
+    notes += kernel_bytes_notes(inputs.scenario)
     if not steps.successive:
         needed = steps.count * inputs.scenario.workload.batch_tokens
         notes.append(

@@ -212,11 +212,10 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
                 return read_gemm_table(Path(path), float(tokens), float(columns))
             except GemmError as error:
                 raise ConfigError(f"hardware.die.gemm.path: {error}") from None
-        case FittedGemmConfig(path=path, backend=backend, precision=precision, kernel=kernel, top_k=top_k):
+        case FittedGemmConfig(path=path, backend=backend, precision=precision, kernel=kernel, sheet=sheet):
+            peak, top_k = die.compute_TFLOPs_per_s * TERA, float(die.gemm.top_k)
             try:
-                return fused_gemm(
-                    find_kernels(path), backend, precision, kernel, die.compute_TFLOPs_per_s * TERA, float(top_k)
-                )
+                return fused_gemm(find_kernels(path), backend, precision, kernel, sheet, peak, top_k)
             except KernelFileError as error:
                 raise ConfigError(f"hardware.die.gemm: {error}") from None
         case TiledGemmConfig(tile_tokens=rows, tile_columns=width, startup_ns=startup):

@@ -57,6 +57,9 @@ class FittedGemmConfig(GemmConfig):
     kernel: Name | None = Field(
         default=None, description="its name in the measured tables, or null for the one with the most measurements"
     )
+    sheet: Name | None = Field(
+        default=None, description="the GPU whose data sheet is taken, or null for the one that was measured"
+    )
     top_k: Count = Field(default=8, description="how many choices of a token fall on a node, for the vectors it moves")
 
 

@@ -22,7 +22,7 @@ from jaxmoe.hardware.gpu.files import read_kernels, write_kernels
 from jaxmoe.hardware.gpu.sheet import sheet_of
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
+SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "rtx_pro_6000_server")
 SEED = 0
 
 

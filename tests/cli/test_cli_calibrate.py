@@ -1,10 +1,13 @@
 """`jaxmoe calibrate` on made-up measurements: a machine, a table, a picture, and clear errors."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from jaxmoe.config import load_hardware
+from jaxmoe.cli.comparison_output import kernel_bytes_notes
+from jaxmoe.config import load_hardware, load_scenario
 
 MACHINE = "mesh_shape: [1, 2]\ndie: {compute_TFLOPs_per_s: 5}\nlink: {bandwidth_GB_per_s: 50, latency_ns: 100}\n"
 
@@ -49,6 +52,12 @@ def experts(kernel: str = "moe_torch_flow_cutlass") -> dict[str, list]:
     return columns | {name: [value] * len(rows) for name, value in same.items()}
 
 
+def csv_of(folder: Path) -> Path:
+    path = folder / "ping.csv"
+    path.write_text("source,destination,bytes,seconds\n0,1,8,1e-6\n0,1,80,2e-6\n")
+    return path
+
+
 def test_kernels_of_a_folder_are_fitted_and_predict_a_table(run, tmp_path, out):
     import pyarrow as pa
     from pyarrow import parquet
@@ -79,8 +88,31 @@ def test_kernels_of_a_folder_are_fitted_and_predict_a_table(run, tmp_path, out):
 
     parquet.write_table(pa.table(experts() | {"moe_dtype": ["fp8"] * 16}), tmp_path / "fp8.parquet")
     done = run("calibrate", "predict", out / "machine.yaml", tmp_path / "fp8.parquet", "--out", tmp_path / "no.csv")
-    assert (done.exit_code, (tmp_path / "no.csv").exists()) == (2, False)
-    assert "has no kernel for moe_dtype fp8" in " ".join(done.output.split())
+    assert done.exit_code == 0, done.output
+    assert "moe_dtype fp8, framework trtllm" in " ".join(done.output.split())
+    assert "stands in, its interval may not hold" in " ".join(done.output.split())
+
+    # A GPU that was hardly measured: half as fast as the data sheet's ratios say.
+    other = tmp_path / "b200_sxm" / "moe" / "trtllm"
+    other.mkdir(parents=True)
+    slow = experts() | {"latency": [2 * each * 3.35 / 7.7 for each in experts()["latency"]]}
+    parquet.write_table(pa.table(slow), other / "moe_perf.parquet")
+    done = run(
+        "calibrate",
+        machine,
+        "--measured",
+        tmp_path / "b200_sxm",
+        "--base",
+        out / "machine.yaml",
+        "--out",
+        out / "moved",
+    )
+    assert done.exit_code == 0, done.output
+    kernels = json.loads((out / "moved" / "kernels.json").read_text())
+    assert kernels["system"] == "b200_sxm"
+    done = run("calibrate", machine, "--measured", csv_of(tmp_path), "--base", machine, "--out", out / "no")
+    assert done.exit_code == 2
+    assert "--base: moves measured kernels, of which there is no folder" in " ".join(done.output.split())
 
 
 def test_what_is_no_folder_of_kernels_is_one_message(run, tmp_path, out):
@@ -93,3 +125,12 @@ def test_what_is_no_folder_of_kernels_is_one_message(run, tmp_path, out):
     done = run("calibrate", "predict", machine, tmp_path / "rows.csv", "--out", tmp_path / "found.csv")
     assert done.exit_code == 2
     assert "has no fitted kernels at die.gemm; calibrate it with --measured FOLDER" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("own", "noted"), [(2, False), (1, True)])
+def test_a_kernel_of_other_bytes_than_the_model_s_is_noted(configs, own, noted):
+    changed = ["hardware=h200_sxm_8", f"model.bytes.experts={own}"]
+    notes = kernel_bytes_notes(load_scenario(configs / "scenarios" / "quickstart.yaml", changed))
+    assert len(notes) == noted
+    if noted:
+        assert "experts in bfloat16, of 2 bytes a weight, but the model's have 1" in notes[0]

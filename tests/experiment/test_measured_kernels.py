@@ -15,8 +15,9 @@ from jaxmoe.experiment.measured_kernels.scores import by_kind
 from jaxmoe.experiment.measured_kernels.split import FOLDS, folds_of, repeats, series_of
 from jaxmoe.experiment.measured_kernels.tables import read_folder, read_table, write_columns
 from jaxmoe.experiment.measured_kernels.token_counts import _power_law, loads_of
+from jaxmoe.experiment.measured_kernels.transfer import spread_rows, transfer_tables
 from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
-from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel, read_kernels
+from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, at_sheet, read_kernels
 from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
 
 SHEET = Sheet.of(*SHEETS["h100_sxm"])
@@ -273,6 +274,33 @@ def test_rows_are_predicted_with_an_interval(fitted, tmp_path):
     fp8 = predict(read_table(written(tmp_path / "fp8.csv", products(gemm_dtype="fp8"))), file)
     assert "gemm_dtype fp8" in fp8.notes[0]
     assert (fp8.seconds < found.seconds).all()  # half the bytes, twice the rate
+
+
+def test_few_rows_move_the_kernel_of_another_gpu(fitted, tmp_path):
+    # The same made-up GPU, but its tiles take twice as long and nobody measured more than 20 products of it.
+    known = KnownKernel("gemm", dict(fitted.kernel), fitted.fitted, [(0.0, 0.9, 1.1)], {"rows": 84})
+    base = KernelFile("h100_sxm", "made up", SHEET, (known,))
+    rows = [{**row, "latency": 2 * milliseconds(row["m"], row["n"], row["k"])} for row in products()]
+    (moved,) = transfer_tables([read_table(written(tmp_path / "gemm.csv", rows))], base, lambda *_: None)
+    judged = np.isfinite(moved.held_out)
+    assert judged.sum() == 84 - 20
+    off = {name: np.median(np.abs(getattr(moved, name) / moved.measured - 1)[judged]) for name in ("base", "held_out")}
+    assert off["base"] == pytest.approx(0.5, abs=0.05)  # by data sheet alone
+    assert off["held_out"] < 0.15
+
+
+def test_moved_rows_are_evenly_spaced_in_the_order_of_time():
+    assert spread_rows(np.array([5.0, 1.0, 4.0, 2.0, 3.0]), 3).tolist() == [1, 4, 0]
+    assert sorted(spread_rows(np.array([5.0, 1.0]), 20)) == [0, 1]
+
+
+def test_another_data_sheet_moves_all_kernels(shipped):
+    other = at_sheet(shipped, "h20_sxm")
+    assert (other.system, float(other.sheet.bf16)) == ("h20_sxm", pytest.approx(148e12))
+    assert other.source.endswith("at the data sheet of h20_sxm")
+    assert at_sheet(shipped, None) is shipped
+    with pytest.raises(KernelFileError, match="there is no data sheet of 'z9'; known are h100_sxm"):
+        at_sheet(shipped, "z9")
 
 
 # Tables of every kind, of shapes, heads, precisions and cuts that nobody measured.

@@ -82,8 +82,7 @@ def calibrated(
     """
     terms = terms_of(kind, rows, sheet, kernel)
     measured = np.asarray(rows[kind.latency], float) * kind.unit
-    roofline = np.maximum(terms.memory.sum(-1), terms.tiles.min(-1)).astype(float)
-    _check_unit(kind, kernel, roofline, measured)
+    check_unit(kind, kernel, terms, measured)
     folds, shape = folds_of(kind, rows), grouped(rows, kind.shape)[1]
 
     def fitted_to(some: Bool[np.ndarray, " row"]) -> tuple[FittedKernel, FittedKernel]:
@@ -98,27 +97,43 @@ def calibrated(
             held[name][left] = seconds_of(found, _of(terms, left))
     better = not _error(held["whole"], measured) > _error(held["base"], measured)
     alone, whole = fitted_to(np.ones(len(measured), bool))
-    fitted = whole if better else alone
-    told = held["whole"] if better else held["base"]
-    series = series_of(kind, rows)
+    fitted, told = (whole, held["whole"]) if better else (alone, held["base"])
+    return judged(kind, kernel, rows, terms, fitted, told, held["base"])
+
+
+def judged(
+    kind: Kind,
+    kernel: Mapping[str, str],
+    rows: Columns,
+    terms: Terms,
+    fitted: FittedKernel,
+    told: Float[np.ndarray, " row"],
+    base: Float[np.ndarray, " row"],
+) -> KernelFit:
+    """A fitted kernel with what its rows tell of it. `told` and `base` are no numbers where it was fitted to a row."""
+    measured, size = np.asarray(rows[kind.latency], float) * kind.unit, np.asarray(rows[kind.size], float)
     usual = np.where(np.isnan(told), seconds_of(fitted, terms), told)
+    series = series_of(kind, rows)
     slow = _slow(series, measured / usual)
-    size = np.asarray(rows[kind.size], float)
     return KernelFit(
         kind,
         kernel,
         rows,
         fitted,
         measured,
-        roofline,
+        _roofline(terms),
         told,
-        held["base"],
+        base,
         _floor(series, size, measured),
         slow,
         repeats(kind, rows),
         by_shape(kind, rows),
-        intervals_of(size[~slow], (measured / told)[~slow], shape[~slow]),
+        intervals_of(size[~slow], (measured / told)[~slow], grouped(rows, kind.shape)[1][~slow]),
     )
+
+
+def _roofline(terms: Terms) -> Float[np.ndarray, " row"]:
+    return np.maximum(terms.memory.sum(-1), terms.tiles.min(-1)).astype(float)
 
 
 def intervals_of(
@@ -169,7 +184,9 @@ def _error(told: np.ndarray, measured: np.ndarray) -> float:
     return float(np.minimum(np.abs(told[known] / measured[known] - 1), 1).mean()) if known.any() else np.inf
 
 
-def _check_unit(kind: Kind, kernel: Mapping[str, str], roofline: np.ndarray, measured: np.ndarray) -> None:
+def check_unit(kind: Kind, kernel: Mapping[str, str], terms: Terms, measured: Float[np.ndarray, " row"]) -> None:
+    """Raise `OptionError` where the rows with the most work take a time that no GPU takes."""
+    roofline = _roofline(terms)
     most = roofline >= np.quantile(roofline, 0.9)
     ratio = float(np.median(measured[most] / roofline[most]))
     if not LEAST_RATIO < ratio < MOST_RATIO:

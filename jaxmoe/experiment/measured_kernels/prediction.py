@@ -1,7 +1,7 @@
 """Seconds of the rows of a table by a machine's fitted kernels, each with its interval."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ def predict(table: MeasuredTable, file: KernelFile) -> KernelTimes:
     groups, group = grouped(rows, kind.kernel)
     for index, values in enumerate(groups):
         names = dict(zip(kind.kernel, values, strict=True))
-        kernel = _nearest(names, known)
+        kernel = nearest(names, known)
         if kernel.names != names:
             notes.append(f"{_told(names)}: not measured; {_told(kernel.names)} stands in, its interval may not hold")
         at = np.flatnonzero(group == index)
@@ -54,7 +54,7 @@ def predict(table: MeasuredTable, file: KernelFile) -> KernelTimes:
     return KernelTimes(seconds, lower, upper, tuple(notes))
 
 
-def _nearest(names: Mapping[str, str], known: list[KnownKernel]) -> KnownKernel:
+def nearest(names: Mapping[str, str], known: Sequence[KnownKernel]) -> KnownKernel:
     """The kernel of these names, or else the one that shares most of them, and was measured most."""
 
     def alike(kernel: KnownKernel) -> tuple[object, ...]:

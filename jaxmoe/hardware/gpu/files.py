@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from jaxmoe.errors import InputError
 from jaxmoe.hardware.gpu.kernel import Base, FittedKernel, Reach, Residual
-from jaxmoe.hardware.gpu.sheet import Sheet
+from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet, sheet_of
 
 FORMAT = 1
 DIGITS = 4  # of a number: far below what a fit knows of it
@@ -53,6 +53,19 @@ class KernelFile:
     def of_kind(self, kind: str) -> list[KnownKernel]:
         """Kernels of a kind of table."""
         return [kernel for kernel in self.kernels if kernel.kind == kind]
+
+
+def at_sheet(file: KernelFile, system: str | None) -> KernelFile:
+    """These kernels as another GPU would run them by its data sheet alone, which nobody measured.
+
+    Raises `KernelFileError` for a GPU whose data sheet is not known.
+    """
+    if system is None or system == file.system:
+        return file
+    if system not in SHEETS:
+        raise KernelFileError(f"there is no data sheet of {system!r}; known are {', '.join(SHEETS)}")
+    source = f"{file.source}; at the data sheet of {system}"
+    return replace(file, system=system, source=source, sheet=sheet_of(system))
 
 
 def write_kernels(path: Path, file: KernelFile) -> None:

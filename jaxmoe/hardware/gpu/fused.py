@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware.gpu.files import KernelFileError, KnownKernel, read_kernels
+from jaxmoe.hardware.gpu.files import KernelFileError, KnownKernel, at_sheet, read_kernels
 from jaxmoe.hardware.gpu.kernel import FittedKernel
 from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, WEIGHT_BYTES, Sheet
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, fused_moe, whole
@@ -61,12 +61,15 @@ class FusedGemm(AbstractGemm):
         return self.node_seconds(given, parts, here, rate, columns, gemms).reshape(rows.shape)
 
 
-def fused_gemm(path: Path, backend: str, precision: str, kernel: str | None, peak: float, top_k: float) -> FusedGemm:
+def fused_gemm(
+    path: Path, backend: str, precision: str, kernel: str | None, sheet: str | None, peak: float, top_k: float
+) -> FusedGemm:
     """The fused MoE kernel of a file by its backend, precision and, where several are, its source.
 
-    Without `kernel`, the one with the most measured rows. Raises `KernelFileError` where the file has none.
+    Without `kernel`, the one with the most measured rows; with `sheet`, at the data sheet of that GPU. Raises
+    `KernelFileError` where the file has none.
     """
-    file = read_kernels(path)
+    file = at_sheet(read_kernels(path), sheet)
     known = file.of_kind("moe")
     fits = [each for each in known if _names(each) == (backend, precision)]
     fits = [each for each in fits if kernel in (None, each.names["kernel_source"])]
