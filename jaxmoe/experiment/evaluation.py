@@ -55,6 +55,13 @@ def unwitnessed(model: Layer) -> list[str]:
     ]
 
 
+@eqx.filter_jit
+def _node_seconds(
+    gemm: AbstractGemm, given: Float[Array, "3 copy node"], rate: Float[Array, " node"], costs: LayerCosts
+) -> Float[Array, " node"]:
+    return gemm.node_seconds(given[0], given[1], given[2], rate, costs.columns, costs.gemms)
+
+
 def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: LayerCosts) -> Witness:
     """The model's own times: of all products of a node, which it spreads evenly over them."""
     nodes = len(flops)
@@ -68,10 +75,10 @@ def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: Lay
         at = np.zeros(len(node), int)  # the place of a product among those of its node
         for index in range(nodes):
             at[node == index] = np.arange((node == index).sum())
-        rows, parts, present = np.zeros((3, max(at, default=0) + 1, nodes), np.float32)
-        rows[at, node], parts[at, node], present[at, node] = tokens, part, 1
-        given = (jnp.asarray(rows), jnp.asarray(parts), jnp.asarray(present))
-        total = gemm.node_seconds(given[0], given[1], given[2], rate, costs.columns, costs.gemms)
+        # In few sizes, so that one function is compiled: what is not present takes no time.
+        given = np.zeros((3, 1 << int(max(at, default=0)).bit_length(), nodes), np.float32)
+        given[:, at, node] = tokens, part, np.ones(len(node))
+        total = _node_seconds(gemm, jnp.asarray(given), rate, costs)
         return np.asarray(total, float)[node] / np.bincount(node, minlength=nodes)[node]
 
     return timed

@@ -38,7 +38,7 @@ class FusedGemm(AbstractGemm):
             slots=jnp.maximum(rows.sum(axis=0), LEAST),
             heaviest=jnp.maximum(rows.max(axis=0), LEAST),
             tokens=jnp.maximum(rows.sum(axis=0) / self.top_k, LEAST),
-            tiles=jnp.maximum(jnp.stack([whole(rows, tall).sum(axis=0) for tall in TILE_ROWS], axis=-1), LEAST),
+            tiles=jnp.maximum(whole(rows[..., None], jnp.asarray(TILE_ROWS, jnp.float32)).sum(axis=0), LEAST),
         )
         terms = fused_moe(
             loads,

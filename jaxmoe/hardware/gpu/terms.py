@@ -108,20 +108,21 @@ def fused_moe(
         loads.slots * (hidden + inner) * (activation + 2) / bandwidth,
         loads.tokens * top_k * hidden * 2 / bandwidth,
     ]
-    tiles, waves = [], []
-    for tall, wide in MOE_TILES:
-        filled = loads.tiles[..., TILE_ROWS.index(tall)]
-        up = whole(filled * whole((gemms - 1) * inner, wide), processors)
-        down = whole(filled * whole(hidden, wide), processors)
-        tiles.append((up * hidden + down * inner) * 2 * tall * wide * processors / rate)
-        waves.append(up + down)
-    padded = [loads.tiles[..., at] * rows * gemms * 2 * matrix / rate for at, rows in enumerate(TILE_ROWS)]
-    longest = loads.heaviest * gemms * 2 * matrix / rate
-    sizes = [jnp.log(value + LEAST) for value in (*padded, longest)]
-    sizes += [jnp.log(loads.touched), jnp.log(loads.slots), jnp.log(loads.tokens)]
+    # All tiles at once, as a last axis: this is compiled into every evaluation of a machine.
+    tall, wide = jnp.asarray(MOE_TILES, jnp.float32).T
+    filled = loads.tiles[..., jnp.asarray([TILE_ROWS.index(rows) for rows, _ in MOE_TILES])]
+    high, broad = hidden[..., None], inner[..., None]
+    up = whole(filled * whole(jnp.asarray(gemms - 1)[..., None] * broad, wide), processors)
+    down = whole(filled * whole(high, wide), processors)
+    tiles = (up * high + down * broad) * 2 * tall * wide * processors / rate
+    of_row = gemms * 2 * matrix / rate
+    padded = loads.tiles * jnp.asarray(TILE_ROWS, jnp.float32) * of_row[..., None]
+    products = jnp.log(jnp.concatenate([padded, (loads.heaviest * of_row)[..., None]], axis=-1) + LEAST)
+    sizes = [jnp.log(loads.touched), jnp.log(loads.slots), jnp.log(loads.tokens)]
     sizes += [jax.lax.stop_gradient(jnp.where(loads.tokens > experts, 1.0, 0.0))]  # libraries change tiles there
     shape = [jnp.log(hidden / 4096), jnp.log(inner / 1024), jnp.log(experts / 32), jnp.log(top_k / 4)]
-    return Terms(stacked(memory), stacked(tiles), stacked(waves), stacked(sizes), stacked(shape))
+    counts = jnp.concatenate([products, stacked(sizes)], axis=-1)
+    return Terms(stacked(memory), tiles, up + down, counts, stacked(shape))
 
 
 QUERY_TILES = (64, 128, 256)  # rows of queries of a tile

@@ -1,5 +1,7 @@
 """Kernels of GPUs: the base by hand, what more tokens cost, slopes, and files."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, read_kernels, write_kernels
 from jaxmoe.hardware.gpu.fused import FusedGemm, fused_gemm
-from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Residual, Terms, rising_inputs
+from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Reach, Residual, Terms, rising_inputs
 from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Heads, collective, decode, fused_moe, prefill, product
 
@@ -175,7 +177,18 @@ def test_a_residual_of_nothing_leaves_the_base():
 
 def known(terms: Terms) -> KnownKernel:
     names = {"moe_dtype": "bfloat16", "tiles": "", "framework": "sglang", "op_name": "moe", "kernel_source": "fused"}
-    return KnownKernel("moe", names, drawn_kernel(terms, 1), [(0.0, 0.9, 1.2), (100.0, 0.95, 1.1)], {"rows": 3})
+    kernel = replace(drawn_kernel(terms, 1), reach=Reach(*numbers(-2.0, 2.0)))
+    return KnownKernel("moe", names, kernel, [(0.0, 0.9, 1.2), (100.0, 0.95, 1.1)], {"rows": 3})
+
+
+def test_a_residual_goes_no_further_than_its_reach():
+    terms = moe_terms(np.array([[20, 0, 1, 3], [900, 100, 30, 4]]))
+    kernel = drawn_kernel(terms, 1)
+    base, whole = kernel.base.seconds(terms), kernel.seconds(terms)
+    near = replace(kernel, reach=Reach(*numbers(0.0, 0.1))).seconds(terms)
+    np.testing.assert_allclose(near, np.clip(whole, base, base * np.exp(0.1)), rtol=1e-5)
+    far = replace(kernel, reach=Reach(*numbers(-50.0, 50.0))).seconds(terms)
+    np.testing.assert_allclose(far, whole, rtol=1e-6)
 
 
 def test_a_file_of_kernels_reads_back(tmp_path):
@@ -211,11 +224,14 @@ def test_a_fused_kernel_times_a_node_as_its_table_does(tmp_path):
     rate = jnp.asarray([1e14 / (2 * 3 * 2048 * 512)])  # tokens a second through an expert
     taken = gemm.node_seconds(rows, ones, ones, rate, jnp.asarray(512.0), jnp.asarray(3.0))
     assert float(taken[0]) == pytest.approx(float(gemm.kernel.seconds(terms)[0]), rel=1e-4)
+    more, absent = (jnp.pad(part, ((0, 4), (0, 0))) for part in (rows, ones))  # experts that the node does not have
+    padded = gemm.node_seconds(more, absent, absent, rate, jnp.asarray(512.0), jnp.asarray(3.0))
+    assert float(padded[0]) == pytest.approx(float(taken[0]), rel=1e-6)
     assert float(gemm.node_seconds(0 * rows, ones, ones, rate, jnp.asarray(512.0), jnp.asarray(3.0))[0]) == 0
     path = tmp_path / "kernels.json"
     write_kernels(path, KernelFile("h100_sxm", "a table", SHEET, (known(terms),)))
     with pytest.raises(KernelFileError, match="has no fused MoE kernel vllm/bfloat16; it has sglang/bfloat16/fused"):
-        fused_gemm(path, "vllm", "bfloat16", None, 1e14, 8.0)
+        fused_gemm(path, "vllm", "bfloat16", None, None, 1e14, 8.0)
 
 
 def test_every_sheet_is_in_physical_order():
