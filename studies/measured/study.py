@@ -52,9 +52,9 @@ def main() -> None:
     kernels.mkdir(parents=True, exist_ok=True)
     fresh = {(system, kind) for system in options.systems for kind in options.kinds}
     tables: dict[str, list] = {name: [] for name in ("by_kind", "by_group", "by_kernel")}
-    for name, rows in tables.items():
+    for name, kept in tables.items():
         earlier = read_table(out / f"{name}.csv") if (out / f"{name}.csv").exists() else []
-        rows += [row for row in earlier if (row["system"], row["kind"]) not in fresh]
+        kept += [row for row in earlier if (row["system"], row["kind"]) not in fresh]
     for system in options.systems:
         found, notes = read_folder(options.data / system)
         measured = [table for table in found if table.kind.name in options.kinds]
@@ -65,9 +65,8 @@ def main() -> None:
 
         fits = calibrate_tables(measured, sheet_of(system), SEED, report)
         path = kernels / f"{system}.json"
-        earlier = read_kernels(path).kernels if path.exists() else ()
-        kept = [kernel for kernel in earlier if kernel.kind not in options.kinds]
-        write_kernels(path, kernel_file(system, fits, kept))
+        before = read_kernels(path).kernels if path.exists() else ()
+        write_kernels(path, kernel_file(system, fits, [each for each in before if each.kind not in options.kinds]))
         for name, rows in (("by_kind", by_kind(fits)), ("by_group", by_group(fits)), ("by_kernel", by_kernel(fits))):
             tables[name] += [{"system": system, **row} for row in rows]
         for note in notes:

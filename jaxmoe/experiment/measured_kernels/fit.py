@@ -21,7 +21,7 @@ BATCH = 1024  # rows of a step
 SIZES = (4096, 8)  # the fewest rows that a fit is compiled for, and how many times more the next
 SPREAD, UNSEEN = (1e-3, 1e-2), 1e6  # of inputs: the least that counts, what is added to it, and that of the others
 BASE_STEPS = 300
-RIDGE = 0.02  # penalty of a number's squared distance from its start, of one shape: what few do not tell stays usual
+RIDGE, FEW = 0.01, 4  # penalty of the squared distance of a number from its start, where fewer shapes tell it
 BASE_RATE, RATE = 0.03, 0.01
 
 
@@ -52,7 +52,12 @@ def fit(terms: Terms, seconds: np.ndarray, shapes: int, recipe: Recipe, seed: in
         Terms(*(jnp.asarray(part[at], jnp.float32) for part in terms)), jnp.log(jnp.asarray(seconds[at], jnp.float32))
     )
     rng = np.random.default_rng(seed)
-    alone = _descend(_started(terms, seconds), rows, _draws(rng, len(seconds), BASE_STEPS), jnp.asarray(RIDGE / shapes))
+    alone = _descend(
+        _started(terms, seconds),
+        rows,
+        _draws(rng, len(seconds), BASE_STEPS),
+        jnp.asarray(RIDGE if shapes < FEW else 0.0),
+    )
     scale = Scale.of(alone, rows.terms)
     kernel = FittedKernel(alone, _new_residual(scale, recipe.width, seed))
     draws = _draws(rng, len(seconds), recipe.steps)

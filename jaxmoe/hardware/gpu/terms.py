@@ -132,12 +132,12 @@ KNOTS = (1e-4, 1e-2, 0.1, 1.0, 10.0)  # MB: where a collective may change its pr
 
 
 class Heads(NamedTuple):
-    """Heads of attention on one GPU: how many, the sizes of a key and a value, and how many keys back they see.
+    """Heads of attention on one GPU: those of queries, those of keys and values, and the sizes of a key and a value.
 
-    `window` 0 is none.
+    A token sees `window` tokens before it, or with 0 all of them.
     """
 
-    count: Numbers
+    queries: Numbers
     kv: Numbers
     key_size: float | int | Numbers
     value_size: float | int | Numbers
@@ -146,7 +146,7 @@ class Heads(NamedTuple):
     @property
     def group(self) -> Numbers:
         """Heads that share keys."""
-        return self.count / self.kv
+        return self.queries / self.kv
 
     @property
     def size(self) -> Any:
@@ -160,7 +160,7 @@ class Heads(NamedTuple):
     def shape(self, vector: Any) -> list[Numbers]:
         """What stays of them as tokens grow, with the numbers of a cached token."""
         windowed = jnp.where(self.window > 0, 1.0, 0.0)
-        logs = [jnp.log(self.count / 16), jnp.log(self.kv / 4), jnp.log(vector / 256), windowed]
+        logs = [jnp.log(self.queries / 16), jnp.log(self.kv / 4), jnp.log(vector / 256), windowed]
         return [*logs, jnp.log(self.group), jnp.where(self.group == 1, 1.0, 0.0), jnp.log(self.window / 128 + 1) / 4]
 
 
@@ -171,14 +171,14 @@ def prefill(batch: Numbers, tokens: Numbers, heads: Heads, sheet: Sheet, precisi
     """
     rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
     seen, size = heads.seen(tokens), heads.size
-    memory = [batch * tokens * heads.count * size * 2 / bandwidth]
+    memory = [batch * tokens * heads.queries * size * 2 / bandwidth]
     memory += [batch * tokens * heads.kv * size * (2 + cache) / bandwidth]
     tiles, waves, sizes = [], [], []
     for rows in QUERY_TILES:
         # A tile of queries sees the keys before it, up to its window, and its own triangle in whole.
         pairs = seen * (tokens - seen) + seen * (seen + rows) / 2
-        blocks = batch * heads.count * whole(tokens, rows)
-        work = batch * heads.count * whole(tokens, rows) * rows / tokens * pairs * 2 * size / rate
+        blocks = batch * heads.queries * whole(tokens, rows)
+        work = batch * heads.queries * whole(tokens, rows) * rows / tokens * pairs * 2 * size / rate
         longest = rows * (seen + rows) * 2 * size / rate * processors
         count = whole(blocks, processors)
         tiles.append(jnp.maximum(work, longest))
@@ -200,9 +200,9 @@ def decode(
     rate, bandwidth, processors = sheet.rate(precision), sheet.bandwidth, sheet.processors
     seen, size, group = heads.seen(cached), heads.size, heads.group
     vector = heads.key_size if latent else size
-    memory = [batch * seen * heads.kv * vector * cache / bandwidth, batch * heads.count * size * 2 / bandwidth]
+    memory = [batch * seen * heads.kv * vector * cache / bandwidth, batch * heads.queries * size * 2 / bandwidth]
     if not latent:  # heads of a larger group read their keys one by one, in some kernels
-        memory.append(jnp.where(group > SHARING, batch * seen * heads.count * vector * cache / bandwidth, 0.0))
+        memory.append(jnp.where(group > SHARING, batch * seen * heads.queries * vector * cache / bandwidth, 0.0))
     tiles, waves, sizes = [], [], []
     for keys in KEY_BLOCKS:
         rows = whole(group, 64) * 64
