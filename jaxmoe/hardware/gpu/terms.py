@@ -1,6 +1,7 @@
 """Bytes and FLOPs of the kernels of a GPU, by the shapes of their operands: products, attention, collectives."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ def _ragged(value: Numbers, unit: float | int) -> Numbers:
     return jax.lax.stop_gradient(jnp.where(jnp.mod(value, unit) > 0, 1.0, 0.0))
 
 
+@partial(jax.jit, static_argnames=("precision", "weight", "activation"))
 def product(
     rows: Numbers, columns: Numbers, inner: Numbers, sheet: Sheet, precision: str, weight: float, activation: float
 ) -> Terms:
@@ -85,6 +87,7 @@ def product(
 MOE_TILES = ((16, 32), (16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 128), (128, 256))
 
 
+@partial(jax.jit, static_argnames=("precision", "weight", "activation"))
 def fused_moe(
     loads: ExpertLoads,
     hidden: Numbers,
@@ -164,6 +167,7 @@ class Heads(NamedTuple):
         return [*logs, jnp.log(self.group), jnp.where(self.group == 1, 1.0, 0.0), jnp.log(self.window / 128 + 1) / 4]
 
 
+@partial(jax.jit, static_argnames=("precision", "cache"))
 def prefill(batch: Numbers, tokens: Numbers, heads: Heads, sheet: Sheet, precision: str, cache: float) -> Terms:
     """Terms of causal attention of new tokens, with `cache` bytes of a cached number.
 
@@ -190,6 +194,7 @@ def prefill(batch: Numbers, tokens: Numbers, heads: Heads, sheet: Sheet, precisi
     return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
 
 
+@partial(jax.jit, static_argnames=("precision", "cache", "latent"))
 def decode(
     batch: Numbers, cached: Numbers, heads: Heads, sheet: Sheet, precision: str, cache: float, latent: bool = False
 ) -> Terms:
@@ -222,6 +227,7 @@ def decode(
 PASSED = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
 
 
+@partial(jax.jit, static_argnames=("operation",))
 def collective(operation: str, bytes_: Numbers, ranks: Numbers, sheet: Sheet) -> Terms:
     """Terms of a collective over the GPUs of a node, of so many bytes at each."""
     passed = PASSED[operation] * bytes_ * (ranks - 1) / ranks / sheet.link
