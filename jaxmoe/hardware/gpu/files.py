@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -112,7 +112,7 @@ def read_kernels(path: Path) -> KernelFile:
 def _read(data: dict[str, Any]) -> KnownKernel:
     parts = {"base": Base, "residual": Residual, "reach": Reach}
     made = {
-        name: part(**{key: jnp.asarray(np.asarray(value, np.float32)) for key, value in data.pop(name).items()})
+        name: part(**{key: jax.device_put(np.asarray(value, np.float32)) for key, value in data.pop(name).items()})
         for name, part in parts.items()
         if name in data
     }
