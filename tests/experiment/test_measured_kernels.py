@@ -393,6 +393,9 @@ def test_an_operation_without_a_model_is_named(tmp_path):
     ]
     with pytest.raises(OptionError, match="op_name is 'broadcast', expected one of all_reduce, all_gather"):
         read_table(written(tmp_path / "nccl.csv", rows), timed=False)
+    rows = [{**row, "num_tokens": 8, "op_name": "alltoall_dispatch"} for row in LAYERS]
+    with pytest.raises(OptionError, match="op_name is 'alltoall_dispatch', which has no model; leave the table out"):
+        read_table(written(tmp_path / "alltoall.csv", rows), timed=False)
 
 
 def test_columns_are_written_as_they_are_read(tmp_path):

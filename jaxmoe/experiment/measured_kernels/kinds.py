@@ -169,7 +169,7 @@ _OF = ("framework", "op_name", "kernel_source")
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("gemm", ("m", "n", "k"), ("gemm_dtype", *_OF), ("gemm_dtype", *_OF), ("n", "k"), "m", _gemm),
+        Kind("gemm", ("m", "n", "k"), ("gemm_dtype", *_OF), ("gemm_dtype", *_OF), ("n", "k"), "m", _gemm, ("gemm",)),
         Kind(
             "moe",
             ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
@@ -178,6 +178,7 @@ KINDS: dict[str, Kind] = {
             ("hidden_size", "inter_size", "topk", "num_experts"),
             "num_tokens",
             _moe,
+            ("moe", "moe_context", "moe_generation", "wideep_moe", "wideep_moe_eplb"),
             every_shape=True,
             derived=(("tiles", tiles_of),),
             refused=(

@@ -126,6 +126,9 @@ def _kind_of(path: Path, columns: Columns, timed: bool) -> Kind:
     if is_exchange(columns):
         raise OptionError(f"{path}: is of DeepEP's exchanges, not of kernels; name it {EXCHANGES}_NAME.parquet")
     operations = set(map(str, columns.get("op_name", ())))
+    known = {name for kind in KINDS.values() for name in kind.operations}
+    if operations and not operations & known:
+        raise OptionError(f"{path}: op_name is {min(operations)!r}, which has no model; leave the table out")
     missing: dict[str, list[str]] = {}
     for kind in KINDS.values():
         if kind.operations and not operations & set(kind.operations):
