@@ -62,9 +62,9 @@ def print_front(study: Study, rows: Sequence[Row], names: Sequence[str]) -> None
     for key in axes:
         table.add_column(escape(label_of(key)), justify="right", overflow="fold")
     for row, *cells in zip(shown, *(cells for _, cells in metrics), strict=True):
-        values = [_cell(row.get(key), numbered.get(key, {})) for key in axes]
+        places = [_cell(row.get(key), numbered.get(key, {})) for key in axes]
         method = f"{row['strategy']} under {row['exchange']}"
-        table.add_row(row["hash"][:SHOWN_OF_HASH], *cells, *map(escape, (method, *values)))
+        table.add_row(row["hash"][:SHOWN_OF_HASH], *cells, *(escape(text) for text in (method, *places)))
     print_table(table)
 
 

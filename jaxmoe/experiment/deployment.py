@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 from jaxmoe.config import Scenario
 from jaxmoe.config.deployment import DeploymentConfig
+from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.config.files import find_kernels
 from jaxmoe.config.model import build_model
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.hardware.gpu.files import KernelFile, read_kernels
+from jaxmoe.hardware.gpu.files import KernelFile, at_sheet, read_kernels
 from jaxmoe.models import MoEModel
 from jaxmoe.serving.closed_loop import BACKENDS, OVERHEADS, Backend, Overheads, Served, Users, serve
 from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
@@ -53,7 +54,7 @@ def deployed(scenario: Scenario) -> Deployed:
             "--phase is given, but the scenario has no deployment. Write for example deployment: {backend: sglang, "
             "tensor: 8}, or --set 'deployment={backend: sglang, tensor: 8}'"
         )
-    if die is None or die.gemm is None or die.gemm.kind != "fitted" or die.memory_capacity_GB is None:
+    if die is None or not isinstance(die.gemm, FittedGemmConfig) or die.memory_capacity_GB is None:
         raise OptionError(
             "hardware.die has no kernels that were fitted to measurements, or no memory_capacity_GB; the time of a "
             "whole model needs both. Take a machine that has them, such as h200_sxm_8 (jaxmoe list machines)"
@@ -66,7 +67,7 @@ def deployed(scenario: Scenario) -> Deployed:
             f"deployment.tensor * deployment.data is {deployment.devices}; expected at most the "
             f"{scenario.hardware.num_nodes} GPUs of the machine. Lower one of them."
         )
-    file = read_kernels(find_kernels(die.gemm.path))  # type: ignore[attr-defined]  # it is of kind fitted
+    file = at_sheet(read_kernels(find_kernels(die.gemm.path)), die.gemm.sheet)
     return _laid(asked, model, deployment, file, die.memory_capacity_GB * GIGA)
 
 
@@ -92,7 +93,7 @@ def _laid(
     asked: DeploymentConfig, model: MoEModel, deployment: Deployment, file: KernelFile, capacity: float
 ) -> Deployed:
     backend = BACKENDS[deployment.backend]
-    kernels = Kernels(file, deployment.backend, file.sheet)
+    kernels = Kernels(file, deployment.backend)
     gating = expert_loads(model.num_experts, model.top_k, deployment.expert_ranks, asked.gating_spread)
     context = asked.prompt_tokens + asked.output_tokens / 2
     return Deployed(

@@ -37,7 +37,7 @@ Given = Any
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Times of what a backend runs on GPUs of a data sheet, which may be of another GPU than `file` was fitted on.
+    """Times of what a backend runs on the GPU of `file`.
 
     All times are those of one launch, s, of the common shape of the arguments. `notes` collects what stood in for
     what. A kernel that nothing can stand in for raises `KernelFileError`.
@@ -45,8 +45,12 @@ class Kernels:
 
     file: KernelFile
     backend: str
-    sheet: Sheet
     notes: set[str] = field(default_factory=set)
+
+    @property
+    def sheet(self) -> Sheet:
+        """The data sheet of the GPU."""
+        return self.file.sheet
 
     def product(self, rows: Given, columns: Given, inner: Given, precision: str) -> Seconds:
         """One product [rows, inner] by [inner, columns], of what lies on the GPU.

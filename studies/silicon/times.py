@@ -13,9 +13,8 @@ from rows import MODELS, Measured, deployment_of, requests_in_flight
 from jaxmoe.config import load_model
 from jaxmoe.config.files import find_kernels
 from jaxmoe.config.model import build_model
-from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel, read_kernels
+from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel, at_sheet, read_kernels
 from jaxmoe.hardware.gpu.kernel import Base, FittedKernel
-from jaxmoe.hardware.gpu.sheet import sheet_of
 from jaxmoe.models import MoEModel
 from jaxmoe.serving.closed_loop import BACKENDS, Loop, Users, loop_of
 from jaxmoe.serving.deployment import Deployment, DeploymentError
@@ -53,7 +52,7 @@ def _of_group(
 ) -> Iterable[RowTimes]:
     model, system = model_of(pair[0]), pair[1]
     backend = BACKENDS[deployment.backend]
-    kernels = Kernels(kernels_of(LIKE.get(system, system), roofline), deployment.backend, sheet_of(system))
+    kernels = Kernels(kernels_of(system, roofline), deployment.backend)
     step = ModelStep(model, deployment, kernels, expert_loads(model.num_experts, model.top_k, deployment.expert_ranks))
     for start in range(0, len(rows), PADDED):
         some = rows[start : start + PADDED]
@@ -89,8 +88,8 @@ def model_of(path: str) -> MoEModel:
 
 @cache
 def kernels_of(system: str, roofline: bool) -> KernelFile:
-    """The shipped kernels of a system; with `roofline`, each at the rates of the data sheet."""
-    file = read_kernels(find_kernels(f"kernels/{system}.json"))
+    """The kernels of a system, or of one like it at its data sheet; with `roofline`, each at the sheet's rates."""
+    file = at_sheet(read_kernels(find_kernels(f"kernels/{LIKE.get(system, system)}.json")), system)
     if not roofline:
         return file
     return replace(file, kernels=tuple(map(_at_data_sheet, file.kernels)))

@@ -32,7 +32,7 @@ LATENT = replace(GROUPED, attention=LatentAttention(16, 384, 128, 64, 32, 64))
 
 def step_of(model: MoEModel = GROUPED, file=None, sheet=SHEET, **layout) -> ModelStep:
     deployment = Deployment("sglang", **layout)
-    kernels = Kernels(kernel_file() if file is None else file, "sglang", sheet)
+    kernels = Kernels(replace(kernel_file() if file is None else file, sheet=sheet), "sglang")
     return ModelStep(model, deployment, kernels, expert_loads(8, 2, deployment.expert_ranks))
 
 
