@@ -1,0 +1,103 @@
+"""The study of measured systems: how rows are read, constants that are found again, and what its tables claim."""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxmoe.serving.closed_loop import OVERHEADS, Loop, Overheads, wait
+
+STUDY = Path(__file__).parents[2] / "studies" / "silicon"
+
+
+@pytest.fixture(scope="module")
+def modules():
+    sys.path.insert(0, str(STUDY))
+    import fitting
+    import rows
+    import times
+
+    yield fitting, rows, times
+    sys.path.remove(str(STUDY))
+    for name in ("fitting", "rows", "times"):
+        sys.modules.pop(name)
+
+
+def row(**values: str) -> dict[str, str]:
+    usual = {
+        "silicon_data_source": "somewhere; silicon_concurrency=64; then",
+        "backend": "vllm",
+        "model_path": "MiniMaxAI/MiniMax-M2.5",
+        "gemm_quant_mode": "fp8",
+        "moe_quant_mode": "fp8",
+        "attention_dp_size": "1",
+    }
+    return usual | values
+
+
+LAYOUTS = {  # tensor, data, experts cut over, ranks of experts -> tensor, data, ranks
+    "tensor parallel": (("8", "1", "8", "1"), (8, 1, 1)),
+    "experts on ranks": (("8", "1", "1", "8"), (8, 1, 8)),
+    "counted twice": (("4", "4", "1", "16"), (1, 4, 4)),
+    "squared": (("64", "1", "8", "8"), (8, 1, 8)),
+    "squared, data parallel": (("1", "64", "8", "8"), (1, 8, 8)),
+    "without data parallelism told": (("2", "", "2", "1"), (2, 1, 1)),
+    "experts over more GPUs than attention says": (("1", "1", "4", "1"), (4, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_row_is_a_deployment_that_can_be(modules, case):
+    (tensor, data, cut, ranks), wanted = LAYOUTS[case]
+    found = modules[1].deployment_of(row(tp_size=tensor, attention_dp_size=data, moe_tp_size=cut, moe_ep_size=ranks))
+    assert (found.tensor, found.data, found.expert_ranks) == wanted
+    assert found.devices % found.expert_ranks == 0
+
+
+def test_precisions_that_rows_do_not_state(modules):
+    precisions = modules[1].precisions
+    assert precisions(row()) == ("fp8_block", "fp8_block", "fp8")
+    assert precisions(row(gemm_quant_mode="int4_wo", moe_quant_mode="int4_wo")) == ("bfloat16", "int4_wo", "bfloat16")
+    assert precisions(row(model_path="openai/gpt-oss-120b")) == ("bfloat16", "w4a16_mxfp4", "bfloat16")
+
+
+def test_requests_in_flight(modules):
+    concurrency = modules[1].concurrency_of
+    assert concurrency(row()) == 64
+    assert concurrency(row(silicon_data_source="somewhere else")) is None
+
+
+def test_constants_are_found_again(modules):
+    fitting, rows, times = modules
+    rng, wanted = np.random.default_rng(0), Overheads(step=1e-3, prompts=1.5, request=0.04)
+    some = []
+    for count in np.tile([1.0, 4.0, 16.0, 64.0, 256.0], 8):
+        step, read = rng.uniform(2e-3, 2e-2), rng.uniform(0.01, 0.2)
+        loop = Loop(count, 1000.0, 1.0, step, read, 0.0, True, 10.0)
+        served = wait(loop, wanted)
+        columns = row(system="b200_sxm", backend="vllm")
+        measured = rows.Measured(columns, 64, float(served.first_token), float(served.per_token))
+        some.append(times.RowTimes(measured, loop, False))
+    found = fitting.fit_overheads(some)["vllm"]
+    assert np.allclose(found, wanted, rtol=0.02)
+
+
+def test_what_its_tables_claim():
+    """Medians of absolute errors, asked and told on the first screen of its README."""
+    with (STUDY / "summary.csv").open(newline="") as file:
+        judged, alone, sheet = csv.DictReader(file)
+    assert float(judged["per_token_error"]) <= 0.16
+    assert float(judged["first_token_error"]) <= 0.30
+    assert float(judged["per_token_error_of_pairs"]) <= 0.20
+    assert float(judged["first_token_error_of_pairs"]) <= 0.35
+    assert float(alone["per_token_error"]) < 0.16 < float(sheet["per_token_error"])
+    text = (STUDY / "README.md").read_text()
+    for told in (judged, alone, sheet):
+        for name in ("first_token_error", "per_token_error", "first_token_error_of_pairs", "per_token_error_of_pairs"):
+            assert f"{100 * float(told[name]):.1f} |" in text
+
+
+def test_the_shipped_constants_are_of_every_backend():
+    assert all(each.step > 0 and each.prompts >= 1 and each.request > 0 for each in OVERHEADS.values())
