@@ -84,6 +84,18 @@ def vectors() -> None:
             )
 
 
+def tops() -> None:
+    """What `pred` gains over base by how many experts a row of its map predicts."""
+    rows = read("tops")
+    for model, machine in dict.fromkeys((row["model"], row["machine"]) for row in rows):
+        own = select(rows, model=model, machine=machine)
+        (base,) = select(own, policy="base")
+        for row in select(own, policy="pred"):
+            time, last = (float(base[key]) / float(row[key]) for key in ("layer_us", "last_us"))
+            hops = float(base["hops"]) / float(row["hops"])
+            print(f"  {model}, {machine}, top {row['top']}: {time:.2f}, in the last step {last:.2f}; hops {hops:.1f}")
+
+
 def verdicts() -> None:
     """Verdicts by reading."""
     rows = read("claims")

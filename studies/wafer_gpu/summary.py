@@ -21,7 +21,7 @@ from gains import (
     select,
     shared_in_the_llc,
 )
-from in_turn import agreement_in_turn, readings, vectors, verdicts
+from in_turn import agreement_in_turn, readings, tops, vectors, verdicts
 
 from jaxmoe.experiment.table import script_options
 
@@ -208,6 +208,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "Readings": readings,
     "Model and simulator, in turn": agreement_in_turn,
     "Hidden vectors": vectors,
+    "Top n": tops,
     "Against the paper": against_the_paper,
     "Most that copies can gain": most_of_copies,
     "Shared in the LLC": shared_in_the_llc,
