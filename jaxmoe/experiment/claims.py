@@ -40,7 +40,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """A figure under a reading, whether a number was fitted to the claim, or why there is none."""
 
     value: float | None
@@ -48,7 +48,7 @@ class Found:
     because: str = ""
 
 
-def verdict(claim: Claim, found: Found) -> str:
+def verdict(claim: Claim, found: Finding) -> str:
     """One of the four kinds, with how far a figure misses or why there is none."""
     if found.value is None:
         return f"not attempted because {found.because}"
@@ -58,7 +58,7 @@ def verdict(claim: Claim, found: Found) -> str:
     return "calibrated" if found.fitted else "holds"
 
 
-def claim_rows(claims: Iterable[tuple[Claim, Mapping[str, Found]]]) -> Iterator[dict[str, object]]:
+def claim_rows(claims: Iterable[tuple[Claim, Mapping[str, Finding]]]) -> Iterator[dict[str, object]]:
     """A row for every claim and reading."""
     for claim, readings in claims:
         for reading, found in readings.items():

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 
-from jaxmoe.experiment.claims import Claim, Found, claim_rows
+from jaxmoe.experiment.claims import Claim, Finding, claim_rows
 from jaxmoe.files import read_table
 
 OVERLAP, ADD, WIDE, ALONE = "overlap", "add", "add, 4 TB/s a link", "overlap, experts alone"
 RULES = (OVERLAP, ADD)
 WITHIN, POINTS = 0.2, 15.0  # of a figure; points of per cent, those of claims.csv
 Rows = list[dict[str, str]]
-Claims = Iterator[tuple[Claim, Mapping[str, Found]]]
+Claims = Iterator[tuple[Claim, Mapping[str, Finding]]]
 
 
 def select(rows: Rows, **values: str) -> Rows:
@@ -48,8 +48,8 @@ def communication(rows: Rows) -> Claims:
             0.0 if floor else float(row["within_points"]),
             "points",
         )
-        own = Found(float(row["eq_1_%"]), fitted="over DGX" in row["claim"])
-        yield claim, {OVERLAP: own, ADD: own, WIDE: Found(float(row["eq_1_wide_%"]))}
+        own = Finding(float(row["eq_1_%"]), fitted="over DGX" in row["claim"])
+        yield claim, {OVERLAP: own, ADD: own, WIDE: Finding(float(row["eq_1_wide_%"]))}
 
 
 def performance(rows: Rows, adding: Rows, machines: Rows) -> Claims:
@@ -72,15 +72,15 @@ def performance(rows: Rows, adding: Rows, machines: Rows) -> Claims:
         claim = Claim(name, sentence, *ends, POINTS, "points")
         found = {OVERLAP: before, ALONE: experts[OVERLAP][old] / experts[OVERLAP][new]}
         found |= {ADD: experts[ADD][old] / experts[ADD][new]}
-        yield claim, {reading: Found(100 * (ratio - 1)) for reading, ratio in found.items()}
+        yield claim, {reading: Finding(100 * (ratio - 1)) for reading, ratio in found.items()}
     claim = Claim("wafers over NVL72, balanced, %", "VI-D: an average 39 %", 39, 39, POINTS, "points")
-    yield claim, {reading: Found(value) for reading, value in _over_the_rack(adding, machines).items()}
+    yield claim, {reading: Finding(value) for reading, value in _over_the_rack(adding, machines).items()}
     for phase in ("prefill", "decode"):
         claim = Claim(f"balancing NVL72, experts, {phase}, %", "VI-D: just 26 %", 26, 26, POINTS, "points")
-        yield claim, {reading: Found(_experts_saved(adding, rack, phase, reading)) for reading in RULES}
+        yield claim, {reading: Finding(_experts_saved(adding, rack, phase, reading)) for reading in RULES}
     claim = Claim("all-to-all over experts beyond four nodes", "I: by 2.3x", 2.3, 2.3, WITHIN)
     nodes = {name: select(_balanced(rows, few, name), machine="dgx_b200_8x8")[0] for name in RULES}
-    yield claim, {name: Found(float(row["all_to_all_us"]) / float(row["experts_us"])) for name, row in nodes.items()}
+    yield claim, {name: Finding(float(row["all_to_all_us"]) / float(row["experts_us"])) for name, row in nodes.items()}
 
 
 def _balanced(rows: Rows, tokens: str, rule: str) -> Rows:
@@ -125,8 +125,8 @@ def balancers(rows: Rows, loads: Rows, adding: Rows) -> Claims:
         kept = (balancer, "invasive", "never" if balancer == "none" else "every_ten")
         return own[phase, *kept]
 
-    def everywhere(value: float) -> dict[str, Found]:
-        return {OVERLAP: Found(value), ADD: Found(value)}
+    def everywhere(value: float) -> dict[str, Finding]:
+        return {OVERLAP: Finding(value), ADD: Finding(value)}
 
     for balancer, paper in (("none", 2.0), ("greedy", 0.4)):
         claim = Claim(f"excess, {balancer}", "VI-C1: by 2x, approximately 0.4x", paper, paper, WITHIN)
@@ -153,7 +153,7 @@ def balancers(rows: Rows, loads: Rows, adding: Rows) -> Claims:
     }
     claim = Claim("experts saved by balancing, most, %", "VI-C2: by up to 54 %", 54, 54, POINTS, "points")
     added = max(_experts_saved(adding, "moentwine_4x8x8", phase, ADD) for phase in hidden)
-    yield claim, {OVERLAP: Found(max(saved["compute_us"])), ADD: Found(added)}
+    yield claim, {OVERLAP: Finding(max(saved["compute_us"])), ADD: Finding(added)}
     claim = Claim("all-to-all saved by balancing, %", "VI-C2: by 23 % on average", 23, 23, POINTS, "points")
     yield claim, everywhere(mean(saved["all_to_all_us"]))
     peak = max(float(row["largest_peak"]) for row in loads if row["source"] == "preset qwen3-235b-a22b")
@@ -175,13 +175,13 @@ def parts(rows: Rows, adding: Rows) -> Claims:
         value = 100 * (1 - float(own[new][part]) / float(own[old][part]))
         added = _experts_saved(adding, "moentwine_4x8x8", "prefill", ADD) if part == "compute_us" else value
         claim = Claim(f"{name}, % saved", "VI-D, Fig. 17", paper, paper, POINTS, "points")
-        yield claim, {OVERLAP: Found(value), ADD: Found(added)}
+        yield claim, {OVERLAP: Finding(value), ADD: Finding(added)}
 
 
 def sharing(rows: Rows) -> Claims:
     """I: "E/D ratios below one, which further boosts EP performance up to 59 %": EPLB's copies in prefill."""
     own = select(rows, phase="prefill", shadow_slots="0")
     time = {row["devices"]: float(row["compute_us"]) for row in own}
-    value = Found(100 * max(time["256"] / time[devices] - 1 for devices in ("384", "512")))
-    none = Found(None, because="copies on 384 and 512 devices were run with overlap alone")
+    value = Finding(100 * max(time["256"] / time[devices] - 1 for devices in ("384", "512")))
+    none = Finding(None, because="copies on 384 and 512 devices were run with overlap alone")
     yield Claim("E/D below one, %", "I: up to 59 %", 59, 59, POINTS, "points"), {OVERLAP: value, ADD: none}

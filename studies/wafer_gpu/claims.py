@@ -5,12 +5,12 @@ from statistics import mean
 
 from gains import LARGE, MACHINES, MODELS, Rows, gains, read, saved, select
 
-from jaxmoe.experiment.claims import Claim, Found, claim_rows
+from jaxmoe.experiment.claims import Claim, Finding, claim_rows
 
 BEFORE, FITTED, NOW = "blocks, in a stream", "three dies, in a stream", "whole experts, in turn"
 WITHIN = 0.2  # of a figure, or of the nearer end of a range
 Figure = Callable[[Rows, str, str], float]  # of rows, and what base and `pred` are called in them
-Claims = Iterator[tuple[Claim, Mapping[str, Found]]]
+Claims = Iterator[tuple[Claim, Mapping[str, Finding]]]
 
 
 def tables() -> dict[str, tuple[Rows, str, str]]:
@@ -52,10 +52,10 @@ def _ratio_of(part: str, first: str, second: str) -> Figure:
     return lambda *known: one(*known) / two(*known)
 
 
-def _each(value: Figure, fitted: bool = False) -> dict[str, Found]:
+def _each(value: Figure, fitted: bool = False) -> dict[str, Finding]:
     """A figure under every reading; three dies were `fitted` to what both gain over base."""
     return {
-        reading: Found(value(rows, base, pred), fitted=fitted and reading == FITTED)
+        reading: Finding(value(rows, base, pred), fitted=fitted and reading == FITTED)
         for reading, (rows, base, pred) in tables().items()
     }
 
@@ -108,13 +108,13 @@ def later_edition() -> Claims:
             reading: mean(gains(select(rows, **{part: name}), "allo+pred", base)) if rows else None
             for reading, (rows, base) in tried.items()
         }
-        yield claim, {reading: Found(value, because="its rows are not made") for reading, value in found.items()}
+        yield claim, {reading: Finding(value, because="its rows are not made") for reading, value in found.items()}
     for policy, published in (("pred", 4.5), ("allo", 142.0), ("allo+pred", 213.0)):
         claim = Claim(f"later edition: hops saved by {policy}", "V-D, v4", published, published, WITHIN)
         yield (
             claim,
             {
-                reading: Found(saved(rows, policy, base) if rows else None, because="its rows are not made")
+                reading: Finding(saved(rows, policy, base) if rows else None, because="its rows are not made")
                 for reading, (rows, base) in tried.items()
                 if reading != FITTED
             },
@@ -124,7 +124,7 @@ def later_edition() -> Claims:
     yield (
         claim,
         {
-            reading: Found(mean(gains(rows, "allo+pred", "home")) if rows else None, because="its rows are not made")
+            reading: Finding(mean(gains(rows, "allo+pred", "home")) if rows else None, because="its rows are not made")
             for reading, rows in large.items()
         },
     )
@@ -139,7 +139,7 @@ def host() -> Claims:
         least, most = (float(own[0][f"published_{end}"]) for end in ("least", "most"))
         claim = Claim(f"host's overhead in %, {model} on {machine}", "V-F", least, most, WITHIN)
         value = mean(float(row["overhead_percent"]) for row in own)
-        found = Found(value, fitted=(model, machine) == ("DeepSeek-V3", "dojo_5x5"))
+        found = Finding(value, fitted=(model, machine) == ("DeepSeek-V3", "dojo_5x5"))
         yield claim, {BEFORE: found, NOW: found}
     claim = Claim("host's overhead, Dojo-Enhanced over Dojo", "V-F: over 3.7x", 3.7, None, 0.0)
     ratio = [
@@ -147,7 +147,7 @@ def host() -> Claims:
         / mean(float(row["overhead_percent"]) for row in select(rows, model=model, machine="dojo_5x5"))
         for model in MODELS
     ]
-    yield claim, {BEFORE: Found(min(ratio)), NOW: Found(min(ratio))}
+    yield claim, {BEFORE: Finding(min(ratio)), NOW: Finding(min(ratio))}
 
 
 def not_attempted() -> Claims:
@@ -155,7 +155,7 @@ def not_attempted() -> Claims:
         ("simulator's error in %", "V-B, Fig. 12", (0.0, 5.0), "the paper prints no measured times"),
         ("movement of MoE, % of latency", "II-B, Fig. 2", (60.0, 90.0), "its serving configurations are not stated"),
     ):
-        none = Found(None, because=because)
+        none = Finding(None, because=because)
         yield Claim(name, sentence, *ends, 0.0), {BEFORE: none, NOW: none}
 
 

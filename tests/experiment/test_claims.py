@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxmoe.experiment.claims import Claim, Found, claim_rows, counts_of, verdict
+from jaxmoe.experiment.claims import Claim, Finding, claim_rows, counts_of, verdict
 
 RATIO = Claim("gain", "V-C", 4.0, 4.0, 0.2)
 RANGE = Claim("hops", "V-D", 7.2, 10.8, 0.2)
@@ -26,24 +26,24 @@ FLOOR = Claim("never slower", "VI-B", 0.0, None, 0.0, "points")
     ],
 )
 def test_a_figure_holds_within_its_tolerance(claim, value, told):
-    assert verdict(claim, Found(value)) == told
+    assert verdict(claim, Finding(value)) == told
 
 
 def test_what_was_fitted_never_holds():
-    assert verdict(RATIO, Found(4.0, fitted=True)) == "calibrated"
-    assert verdict(RATIO, Found(9.0, fitted=True)) == "missed by +125 %"
+    assert verdict(RATIO, Finding(4.0, fitted=True)) == "calibrated"
+    assert verdict(RATIO, Finding(9.0, fitted=True)) == "missed by +125 %"
 
 
 def test_what_was_not_tried_says_why():
-    assert verdict(RATIO, Found(None, because="no numbers are printed")) == (
+    assert verdict(RATIO, Finding(None, because="no numbers are printed")) == (
         "not attempted because no numbers are printed"
     )
 
 
 def test_kinds_are_counted_by_reading():
     claims = [
-        (RATIO, {"before": Found(9.0), "now": Found(4.0)}),
-        (RANGE, {"before": Found(8.0, fitted=True), "now": Found(None, because="of time")}),
+        (RATIO, {"before": Finding(9.0), "now": Finding(4.0)}),
+        (RANGE, {"before": Finding(8.0, fitted=True), "now": Finding(None, because="of time")}),
     ]
     rows = list(claim_rows(claims))
     assert [row["paper"] for row in rows] == ["4", "4", "7.2 to 10.8", "7.2 to 10.8"]
