@@ -1,4 +1,4 @@
-"""Every claim of the paper beside what the tables have, a verdict each: verdicts.csv, made by study.py.
+"""Claims of the paper beside what the tables have, a verdict each: verdicts.csv, made by study.py and counted here.
 
 Four readings: memory and products of a die overlap, as before, or add up; links have 1 TB/s each way, or 4 TB/s ("4
 TB/s intra-wafer bandwidth between dies", I). Communication is by Eq. 1; its figures under congestion are in claims.csv.
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 
-from jaxmoe.experiment.claims import Claim, Finding, claim_rows
+from jaxmoe.experiment.claims import Claim, Finding, claim_rows, counts_of
+from jaxmoe.experiment.table import script_options
 from jaxmoe.files import read_table
 
 OVERLAP, ADD, WIDE, ALONE = "overlap", "add", "add, 4 TB/s a link", "overlap, experts alone"
@@ -185,3 +186,10 @@ def sharing(rows: Rows) -> Claims:
     value = Finding(100 * max(time["256"] / time[devices] - 1 for devices in ("384", "512")))
     none = Finding(None, because="copies on 384 and 512 devices were run with overlap alone")
     yield Claim("E/D below one, %", "I: up to 59 %", 59, 59, POINTS, "points"), {OVERLAP: value, ADD: none}
+
+
+if __name__ == "__main__":
+    script_options(__doc__).parse_args()
+    told = read_table(Path(__file__).parent / "verdicts.csv")
+    for reading in dict.fromkeys(row["reading"] for row in told):
+        print(f"{reading}:", ", ".join(f"{count} {kind}" for kind, count in counts_of(told, reading).items()))

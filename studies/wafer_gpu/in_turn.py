@@ -79,7 +79,7 @@ def vectors() -> None:
                 for policy in ("base", "allo+pred")
             )
             print(
-                f"  {row['model']}, {row['machine']}, {row['batch']}: {float(row['vectors_us']):.0f} us,",
+                f"  {row['model']}, {row['machine']}, {row['batch']}: {float(row['vectors_us']):.0f} µs,",
                 ", ".join(parts),
             )
 
