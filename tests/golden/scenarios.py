@@ -58,14 +58,17 @@ def shipped() -> dict[str, Small]:
 
 def _size(name: str) -> tuple:
     folder = name.split("/")[0] if "/" in name else ""
+    if name == "moentwine/deepseek-v3_4x8x8":  # recorded with the longer of memory and products
+        return tokens(64, 1024, "hardware=moentwine_4x8x8"), 1, 1
     if name.endswith("4x8x8"):
         return tokens(64, 1024), 1, 1
     if folder == "moentwine":
         return tokens(72, 1024), 2, 3
     if folder == "camoe":
         return tokens(64, 256), 2, 2
-    if folder == "wafer_gpu":
-        return tokens(64, 1024), 2, 3
+    if folder == "wafer_gpu":  # recorded with base in blocks, and reads in a stream
+        stream = ("system.split=null", "system.outstanding=null", "system.switching=cut_through")
+        return tokens(64, 1024, *stream), 2, 3
     if folder == "expert_streaming":
         return tokens(32, 512), 2, 3
     return tokens(32, 512), 2, 2
