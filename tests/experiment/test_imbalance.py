@@ -77,7 +77,14 @@ def test_eplb_evens_what_ranks_have_to_do(slots, ranks):
 
 def test_a_table_with_slots_is_a_kind_of_its_own(tmp_path):
     row = {"num_tokens": 4, "hidden_size": 64, "inter_size": 64, "topk": 2, "num_experts": 8, "moe_tp_size": 1}
-    row |= {"moe_ep_size": 2, "num_slots": 8, "moe_dtype": "fp8", "framework": "x", "op_name": "y", "latency": 1}
+    row |= {
+        "moe_ep_size": 2,
+        "num_slots": 8,
+        "moe_dtype": "fp8",
+        "framework": "x",
+        "op_name": "wideep_moe_eplb",
+        "latency": 1,
+    }
     row |= {"kernel_source": "z", "distribution": "power_law_1.01_eplb"}
     write_columns(tmp_path / "wideep_moe.csv", {name: np.array([value]) for name, value in row.items()})
     assert read_table(tmp_path / "wideep_moe.csv").kind.name == "wideep_moe"

@@ -266,6 +266,7 @@ KINDS: dict[str, Kind] = {
             ("hidden_size", "inter_size", "topk", "num_experts"),
             "num_tokens",
             _moe_in_slots,
+            ("wideep_moe", "wideep_moe_eplb"),
             every_shape=True,
         ),
         Kind(
