@@ -41,7 +41,7 @@ class ExchangeTable:
 
 def is_exchange(columns: Mapping[str, object]) -> bool:
     """Whether columns are of DeepEP."""
-    return "node_num" in columns and any(name.startswith(("dispatch_", "combine_")) for name in columns)
+    return "node_num" in columns and bool({"num_token", "num_topk"} & set(columns))
 
 
 def exchange_table(path: Path, columns: Columns, timed: bool = True) -> ExchangeTable:
