@@ -77,7 +77,9 @@ def test_choices_stay_on_four_nodes():
         ({"num_token": -1}, r"num_token is -1 in row 1; remove what is not above 0"),
         ({"num_token": "many"}, r"the column num_token has a value that is no number; write numbers"),
         ({"op_name": "fast"}, r"op_name is fast; expected normal or ll in all rows"),
-        ({"num_experts": 100}, r"row 1 has 100 experts on 2 nodes of 8 GPUs; expected as many on each GPU"),
+        ({"num_experts": 100}, r"num_experts is no multiple of the GPUs, 8 a node in row 1; correct or remove"),
+        ({"num_topk": 257}, r"num_topk is above num_experts in row 1; correct or remove"),
+        ({"num_topk": 2.5}, r"num_topk, num_experts or node_num is no whole number in row 1; correct or remove"),
     ],
 )
 def test_wrong_tables_are_refused(changed, message):
@@ -99,6 +101,14 @@ def test_another_unit_is_noticed(factor):
         OptionError, match="times as long in dispatch_avg_t_us as their bytes on the data sheet's links"
     ):
         fit_exchanges([exchange_table(HERE, columns)], "h100_sxm")
+
+
+def test_one_size_alone_tells_nothing():
+    columns = {name: column[:1] for name, column in low_latency().items()}
+    with pytest.raises(OptionError, match="has one size alone on nodes; measure more of them"):
+        fit_exchanges([exchange_table(HERE, columns)], "h100_sxm")
+    with pytest.raises(OptionError, match="has no rows"):
+        exchange_table(HERE, {name: column[:0] for name, column in columns.items()} | {"op_name": ["ll"]})
 
 
 def test_a_table_of_exchanges_is_no_table_of_kernels(tmp_path):

@@ -127,7 +127,8 @@ def _folds(table: ExchangeTable, rows: Int[np.ndarray, " row"], side: str) -> np
 def fit_exchanges(tables: Sequence[ExchangeTable], system: str) -> list[ExchangeFit]:
     """Every exchange of these tables, those within a node first: what more nodes do not tell starts from there.
 
-    A link within a node is the same one with more nodes, where its rate is no limit.
+    A link within a node is the same one with more nodes, where its rate is no limit. Raises `OptionError` for times in
+    another unit, or of one size alone.
     """
     links, processors = links_of(system), int(SHEETS[system][4])
     found: list[ExchangeFit] = []
@@ -142,6 +143,8 @@ def fit_exchanges(tables: Sequence[ExchangeTable], system: str) -> list[Exchange
         kept = ("link",) if (names["part"], names["across"]) == ("transmit", "nodes") else ()
         told = np.full(len(measured), np.nan)
         folds = _folds(table, rows, names["side"])
+        if not folds.any():
+            raise OptionError(f"{table.path}: has one size alone on {names['across']}; measure more of them")
         for fold in np.unique(folds):
             left = folds == fold
             kernel = fitted(start, load, measured, links, ~left, kept)
@@ -168,7 +171,7 @@ def _start(names: Mapping[str, str], found: Sequence[ExchangeFit]) -> ExchangeKe
 def _check_unit(table: ExchangeTable, column: str, load: Load, links: Links, measured: np.ndarray) -> None:
     """Raise `OptionError` where what passes the links takes a time of another order than their rates say."""
     outside = load.tokens * (load.node_copies - 1) * load.vector / links.network
-    least = np.maximum(load.tokens * load.vector / links.link, outside)
+    least = np.maximum(np.maximum(load.tokens * load.vector / links.link, outside), MICRO)  # of a few bytes a launch
     most = least >= np.quantile(least, 0.9)
     ratio = float(np.median(measured[most] / least[most]))
     if not LEAST_RATIO < ratio < MOST_RATIO:
@@ -191,8 +194,10 @@ def exchange_file(system: str, fits: Sequence[ExchangeFit]) -> ExchangeFile:
 
 
 def exchange_scores(fits: Sequence[ExchangeFit]) -> Iterator[dict[str, object]]:
-    """Errors of every exchange, per cent: held out, with their median, and of the fit. `link_of_rate` and
-    `network_of_rate` are the parts of a data sheet's rates that are reached."""
+    """Errors of every exchange, per cent: held out, with their median, and of the fit.
+
+    `link_of_rate` and `network_of_rate` are the parts of a data sheet's rates that are reached.
+    """
     for fit in fits:
         names, off = fit.known.names, np.abs(fit.held_out / fit.measured - 1)
         fitted_to = seconds_of(fit.known.kernel, fit.load, fit.links)

@@ -68,15 +68,23 @@ def exchange_table(path: Path, columns: Columns, timed: bool = True) -> Exchange
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise OptionError(f"{path}: {name} is {read[name][row]:g} in row {row + 1}; remove what is not above 0")
-    uneven = np.flatnonzero((read["num_experts"] % (read["node_num"] * GPUS) != 0) & (read["num_experts"] >= 1))
-    if len(uneven):
-        row = int(uneven[0])
-        raise OptionError(
-            f"{path}: row {row + 1} has {read['num_experts'][row]:g} experts on {read['node_num'][row]:g} nodes of "
-            f"{GPUS} GPUs; expected as many on each GPU"
-        )
+    if not len(read["node_num"]):
+        raise OptionError(f"{path}: has no rows; give a table with a row for each measurement")
+    _check_shapes(path, *(read[name] for name in ("num_topk", "num_experts", "node_num")))
     version = np.asarray(columns.get("version", np.full(len(read["node_num"]), ""))).astype(str)
     return ExchangeTable(path, mode, read, version, columns)
+
+
+def _check_shapes(path: Path, top_k: np.ndarray, experts: np.ndarray, nodes: np.ndarray) -> None:
+    """Raise `OptionError` for choices, experts and nodes that cannot be."""
+    wrong = {
+        "num_topk is above num_experts": top_k > experts,
+        f"num_experts is no multiple of the GPUs, {GPUS} a node": experts % (nodes * GPUS) != 0,
+        "num_topk, num_experts or node_num is no whole number": (top_k % 1 + experts % 1 + nodes % 1) != 0,
+    }
+    for told, rows in wrong.items():
+        if rows.any():
+            raise OptionError(f"{path}: {told} in row {int(np.argmax(rows)) + 1}; correct or remove the row")
 
 
 def load_of(table: ExchangeTable, side: str, processors: int) -> Load:
