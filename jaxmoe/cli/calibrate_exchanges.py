@@ -1,6 +1,7 @@
 """DeepEP's exchanges in `jaxmoe calibrate` and `jaxmoe calibrate predict`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from jaxmoe.experiment.measured_kernels.exchange_prediction import predict_excha
 from jaxmoe.experiment.measured_kernels.exchange_tables import exchange_table
 from jaxmoe.experiment.measured_kernels.tables import write_columns
 from jaxmoe.files import atomic_write, write_table
+from jaxmoe.hardware.gpu.deepep import Links
 from jaxmoe.hardware.gpu.deepep_files import beside, read_exchanges, write_exchanges
+from jaxmoe.hardware.gpu.files import KernelFile
 
 FILE = beside(Path("kernels.json")).name
 
@@ -38,9 +41,13 @@ def print_exchanges(fits: Sequence[ExchangeFit], name: str) -> None:
     print_table(table)
 
 
-def run_predict_exchanges(exchanges: Path, path: Path, columns: Mapping[str, np.ndarray], out: Path) -> None:
-    """Write the rows of a table with their predicted times."""
+def run_predict_exchanges(
+    exchanges: Path, kernels: KernelFile, path: Path, columns: Mapping[str, np.ndarray], out: Path
+) -> None:
+    """Write the rows of a table with their predicted times, over the links of the GPU that the kernels are of."""
     table = exchange_table(path, columns, timed=False)
-    found, notes = predict_exchanges(table, read_exchanges(exchanges))
+    links, processors = Links(float(kernels.sheet.link)), int(kernels.sheet.processors)
+    file = replace(read_exchanges(exchanges), system=kernels.system, links=links, processors=processors)
+    found, notes = predict_exchanges(table, file)
     write_columns(out, {**table.given, **found})
     print_warnings(notes)

@@ -177,7 +177,7 @@ def run_predict(config: Path, table: Path, out: Path) -> None:
     """Write the rows of a table with their predicted times."""
     gemm, columns = _gemm_of(config), read_columns(table)
     if is_exchange(columns):
-        run_predict_exchanges(find_kernels(str(beside(Path(gemm.path)))), table, columns, out)
+        run_predict_exchanges(find_kernels(str(beside(Path(gemm.path)))), _kernels_of(gemm), table, columns, out)
         return
     rows = read_table(table, timed=False)
     found = predict(rows, _kernels_of(gemm))

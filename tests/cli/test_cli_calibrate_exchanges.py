@@ -28,3 +28,8 @@ def test_exchanges_of_a_folder_are_fitted_and_predict_a_table(run, tmp_path, out
         low, middle, high = (float(told[f"predicted_{bound}combine_avg_t_us"]) for bound in ("low_", "", "high_"))
         assert low <= middle <= high
         assert abs(middle / float(told["combine_avg_t_us"]) - 1) < 0.15
+    # An H800 has links of 200 GB/s inside a node for an H100's 450, and the same network.
+    done = run("calibrate", "predict", "h800_8", table, "--out", out / "h800.csv")
+    assert done.exit_code == 0, done.output
+    slower = dict(zip(header.split(","), (out / "h800.csv").read_text().splitlines()[-1].split(","), strict=True))
+    assert middle < float(slower["predicted_combine_avg_t_us"]) < 450 / 200 * middle
