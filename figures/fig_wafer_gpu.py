@@ -230,15 +230,17 @@ def draw_timeline(path: Path) -> None:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    draw_throughput(HERE / "wafer_gpu_throughput.png")
-    draw_reads(HERE / "wafer_gpu_reads.png")
-    draw_host(HERE / "wafer_gpu_host.png")
-    draw_sensitivity(HERE / "wafer_gpu_sensitivity.png")
-    draw_bounds(HERE / "wafer_gpu_bounds.png")
-    draw_loads(HERE / "wafer_gpu_loads.png")
-    draw_timeline(HERE / "wafer_gpu_timeline.png")
-    draw_readings(HERE / "wafer_gpu_readings.png")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
+    out = parser.parse_args().out
+    draw_throughput(out / "wafer_gpu_throughput.png")
+    draw_reads(out / "wafer_gpu_reads.png")
+    draw_host(out / "wafer_gpu_host.png")
+    draw_sensitivity(out / "wafer_gpu_sensitivity.png")
+    draw_bounds(out / "wafer_gpu_bounds.png")
+    draw_loads(out / "wafer_gpu_loads.png")
+    draw_timeline(out / "wafer_gpu_timeline.png")
+    draw_readings(out / "wafer_gpu_readings.png")
 
 
 if __name__ == "__main__":

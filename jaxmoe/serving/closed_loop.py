@@ -44,8 +44,8 @@ class Overheads(NamedTuple):
 # Fitted to measured systems by `study.py fit` of studies/silicon, which tells what they are worth on others.
 OVERHEADS = {
     "vllm": Overheads(step=0.49e-3, prompts=1.44, request=32e-3),
-    "sglang": Overheads(step=0.45e-3, prompts=2.25, request=56e-3),
-    "trtllm": Overheads(step=0.45e-3, prompts=1.68, request=61e-3),
+    "sglang": Overheads(step=0.45e-3, prompts=2.23, request=56e-3),
+    "trtllm": Overheads(step=0.45e-3, prompts=1.7, request=61e-3),
 }
 
 

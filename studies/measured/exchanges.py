@@ -32,7 +32,7 @@ SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
 H800 = Links(200e9)  # NVLink of 400 GB/s, data sheet: half of it each way; adapters as in H100's nodes
 HIDDEN, CHOICES, EXPERTS, PROCESSORS = 7168, 8, 256, 24
 
-# DeepEP's README at its first version, H800. Low latency: us of 128 tokens on 1 to 32 nodes. Normal: GB/s of 4,096
+# DeepEP's README at its first version, H800. Low latency: µs of 128 tokens on 1 to 32 nodes. Normal: GB/s of 4,096
 # tokens on 1 to 8 nodes, counting copies to a GPU's own node.
 LOW_LATENCY = {"dispatch": (77, 118, 155, 173, 192, 194), "combine": (114, 195, 273, 314, 369, 360)}
 NORMAL = {"dispatch": (153, 43, 58, 51), "combine": (158, 43, 57, 50)}
@@ -69,7 +69,7 @@ def first_version(fits: Sequence[ExchangeFit]) -> Iterator[dict[str, object]]:
     for side in SIDES:
         for power, measured in enumerate(LOW_LATENCY[side]):
             told = seconds_and_load(fits, side, "avg_t", 2**power, 128, H800)[0] / MICRO
-            yield _row("low latency, us", side, 2**power, measured, told)
+            yield _row("low latency, µs", side, 2**power, measured, told)
         for power, measured in enumerate(NORMAL[side]):
             told, load = seconds_and_load(fits, side, "transmit", 2**power, 4096, H800)
             yield _row("normal, GB/s", side, 2**power, measured, counted(load) / told / 1e9)
