@@ -1,18 +1,16 @@
 """Figures of the study `wafer_gpu`, drawn from its tables alone: python figures/fig_wafer_gpu.py"""
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 from panels import GroupPanel, plot_bar_panels
-from tables import STUDIES, column, distinct, read_table, select
+from tables import STUDIES, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report import style
 from jaxmoe.report.mesh_loads import MeshPanel, plot_mesh_loads
 
-HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "wafer_gpu"
 POLICIES = ("base", "pred", "allo", "allo+pred")
 COLOURS = dict(zip((*POLICIES, "home"), (style.PALETTE[at] for at in (7, 4, 0, 1, 2)), strict=True))
@@ -230,9 +228,7 @@ def draw_timeline(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    out = parser.parse_args().out
+    out = images_folder(__doc__)
     draw_throughput(out / "wafer_gpu_throughput.png")
     draw_reads(out / "wafer_gpu_reads.png")
     draw_host(out / "wafer_gpu_host.png")

@@ -2,6 +2,8 @@
 
 Traffic is all-to-all for the simulator and random matrices for the model. Compilation is timed apart; runs are
 warmed up and block until ready, the best of several is taken, baselines are timed in between.
+
+Takes a minute of one core.
 """
 
 import heapq

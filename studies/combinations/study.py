@@ -4,6 +4,8 @@
     python studies/combinations/study.py --only moentwine_6x6/0/
 
 A row is written to `runs/` when it is known; the same command goes on, and writes the tables.
+
+The first of its cases takes half a minute of one core, with compilation; `--list` names all.
 """
 
 import argparse

@@ -7,6 +7,8 @@
 Ways and machines are those that there are: one that is added later makes a row or a column of its own. A cell is
 written when it is known, and a run that was stopped goes on. Cells are of a version, a digest of the code and of the
 scenario: those of another are computed anew. With --again so are cells whose reason was that something cannot be.
+
+Takes about 40 minutes of one core.
 """
 
 import json

@@ -27,6 +27,7 @@ from jaxmoe.experiment.evaluation import replay
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, strategy
+from jaxmoe.experiment.table import script_options
 from jaxmoe.methods import METHODS, system_of
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.exchange import EXCHANGES
@@ -249,4 +250,8 @@ def _digest(*texts: str) -> str:
 
 
 if __name__ == "__main__":
-    write_trace(Path(sys.argv[2]), drawn(sys.argv[1]))
+    parser = script_options(f"{__doc__}\n\nBy itself it draws the trace of a model, as cross.py asks it to.")
+    parser.add_argument("model", help="the name of the model")
+    parser.add_argument("file", type=Path, help="the trace to write")
+    given = parser.parse_args()
+    write_trace(given.file, drawn(given.model))

@@ -1,4 +1,7 @@
-"""The tables of README.md from `times.csv`: `python studies/generalisation/summary.py`."""
+"""The tables of README.md from `times.csv`: `python studies/generalisation/summary.py`.
+
+Takes a few seconds.
+"""
 
 from pathlib import Path
 

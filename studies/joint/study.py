@@ -2,6 +2,8 @@
 
 `python studies/joint/study.py --shared FOLDER` writes `joint.csv`; with `--only cluster/0/1` those of a case
 (name, gate loss, copies, seed) alone. FOLDER has the recorded traces in `traces/`.
+
+A case takes about three minutes of one core; `--list` names all.
 """
 
 import tempfile

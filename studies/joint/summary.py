@@ -1,4 +1,7 @@
-"""The tables of README.md from `joint.csv`: `python studies/joint/summary.py`."""
+"""The tables of README.md from `joint.csv`: `python studies/joint/summary.py`.
+
+Takes a second.
+"""
 
 from collections.abc import Iterable
 from itertools import groupby

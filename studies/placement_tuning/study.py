@@ -3,6 +3,8 @@
     python studies/placement_tuning/study.py --shared FOLDER
 
 A job is not run again while its rows are there: a study that was stopped goes on where it was.
+
+The main table takes 25 minutes on two cores, its first case one minute of one.
 """
 
 from argparse import Namespace

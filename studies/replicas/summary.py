@@ -1,4 +1,7 @@
-"""What the tables of this study say, for README.md: python studies/replicas/summary.py"""
+"""What the tables of this study say, for README.md: python studies/replicas/summary.py
+
+Takes a second.
+"""
 
 from collections import defaultdict
 from pathlib import Path

@@ -9,10 +9,7 @@ import pytest
 
 STUDIES = Path(__file__).parents[2] / "studies"
 WITHOUT_TRIAL = {"measured", "moentwine", "wafer_gpu"}  # studies whose README has none yet
-CALLED = {"cross_cells.py"}  # by another script, with arguments of its own
-SCRIPTS = sorted(
-    path for path in STUDIES.glob("*/*.py") if '__name__ == "__main__"' in path.read_text() and path.name not in CALLED
-)
+SCRIPTS = sorted(path for path in STUDIES.glob("*/*.py") if '__name__ == "__main__"' in path.read_text())
 FIGURES = sorted((STUDIES.parent / "figures").glob("fig_*.py"))
 WRITERS = ("make_tables(", "write_table(", "summary.write(")
 
@@ -21,6 +18,13 @@ def test_no_script_writes_over_a_committed_table_by_itself():
     """A table goes to a folder that `folder_of_tables` or an option gives, never to that of the script."""
     for path in STUDIES.glob("*/*.py"):
         assert "write_table(HERE" not in path.read_text(), path.name
+
+
+@pytest.mark.parametrize("study", sorted({path.parent.name for path in SCRIPTS} - WITHOUT_TRIAL))
+def test_a_script_of_every_study_says_how_long_it_takes(study):
+    """Those whose time is known; the README's first command is of them."""
+    told = [path.read_text().split('"""')[1] for path in SCRIPTS if path.parent.name == study]
+    assert any(re.search(r"\b(seconds?|minutes?|half an hour)\b", text) for text in told)
 
 
 @pytest.mark.slow
