@@ -268,8 +268,10 @@ def new_table(title: str, name: str, numbers: Iterable[str], caption: str | None
 
 
 def print_table(table: Table) -> None:
-    """Show a table, as wide as it needs where no terminal limits it."""
+    """Show a table, as wide as it needs where no terminal limits it; no cell is cut off where one does."""
     keep(table)
+    for column in table.columns:
+        column.overflow = "fold"
     console = Console(highlight=False)
     if not console.is_terminal:
         # Redirected output would be squeezed into 80 columns.

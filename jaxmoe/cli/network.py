@@ -73,7 +73,7 @@ def print_findings(topology: AbstractTopology, findings: NetworkResult, title: s
     table = Table(title=escape(title), caption=_left_out(len(findings.names) - len(rows)))
     columns = dict(_columns(findings, rows))
     table.add_column("matrix", overflow="fold")
-    for heading in (*columns, "busiest link\nfrom, to", "difference\n%"):
+    for heading in (*columns, "busiest\nfrom, to", "off\n%"):
         table.add_column(heading, justify="right")
     ends = topology.link_ends[findings.loads.link.argmax(axis=1)]
     for line, row in enumerate(rows):

@@ -60,13 +60,16 @@ def run(
 
 def _print(scenario: Scenario, trials: list[Trial]) -> None:
     """How model and simulator agree, by strategy and batch size, and how long it takes without barriers."""
-    few = "R2 goes by the spread of the simulated times: of few times, or of times that are alike, it says little"
+    few = (
+        "network: dispatch and combine; error: mean absolute; R2 goes by the spread of the simulated times: of few, or "
+        "of times that are alike, it says little"
+    )
     table = Table(title=f"model against event simulation; {element_bytes(scenario).told()}", caption=few)
     table.add_column("strategy", no_wrap=True)
     table.add_column("exchange")
-    for column in ("tokens", "communication\nR2", "mean abs\nerror, %", "total\nR2", "mean abs\nerror, %"):
+    for column in ("tokens", "network\nR2", "network\nerror, %", "total\nR2", "total\nerror, %"):
         table.add_column(column, justify="right")
-    table.add_column("simulated total\nwithout barriers", justify="right")
+    table.add_column("without\nbarriers", justify="right")
     for trial in trials:
         exchange = exchange_names(trial.strategy.placement.exchange)
         table.add_row(escape(trial.strategy.name), exchange, str(trial.tokens), *_figures([trial]))

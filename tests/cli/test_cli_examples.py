@@ -159,6 +159,23 @@ def test_the_example_in_the_help_runs(run, desk, command):
         assert r"\midrule" in (desk / "kept.tex").read_text()
 
 
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in COMMANDS]
+)
+def test_what_it_prints_fits_80_columns(run, desk, command, monkeypatch):
+    """On a terminal: no line is longer, and no cell of a table is cut off."""
+    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    if command in FEW_LAYERS:
+        write_trace(desk / "trace.npz", trace_of(range(0, 32, 8)))
+    done = run(*example_of(command), *SHORTER.get(command, ()))
+    assert done.exit_code == 0, done.output
+    lines = re.sub(r"\x1b\[[\d;]*m", "", done.stdout).splitlines()
+    tables = [line for line in lines if line.startswith(("│", "┃"))]
+    assert max(map(len, tables), default=0) <= 80
+    assert "…" not in "".join(tables), done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "at"), TYPED)
 def test_what_a_page_has_typed_runs(run, desk, page, at):

@@ -104,6 +104,7 @@ def print_fidelity(found: dict[str, Fidelity], title: str) -> None:
         (*found, "tolerance", "met"),
         caption="zipf: a trace with the recorded skew of loads, and nothing else of it",
     )
+    table.columns[0].no_wrap = False  # its names are the longest
     recorded = found["recorded"].figures
     for name, tolerance in TOLERANCES.items():
         if name in recorded:
