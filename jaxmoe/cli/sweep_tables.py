@@ -28,9 +28,9 @@ def print_best(study: Study, sweep: Sweep, bytes_told: str) -> None:
     )
     went += f", {sweep.too_large} again with fewer points at once" if sweep.too_large else ""
     best = sweep.best(first)
-    table = new_table(f"{study.config.name}: best by {first} of {points} points; {bytes_told}", "", (), went)
-    table.add_column("")
-    table.show_header = False
+    table = new_table(f"{study.config.name}: best by {first} of {points} points; {bytes_told}", "key", (), went)
+    table.add_column("value")
+    table.show_header = False  # CSV and LaTeX have heads
     for name, value in _told(study, sweep, best) if best else [("none can be compared", "")]:
         table.add_row(escape(name), escape(value))
     print_table(table)
