@@ -71,5 +71,6 @@ def test_help_of_a_figure_says_where_images_go_and_draws_none(path, tmp_path):
 def test_microseconds_have_their_letter_in_scripts_and_tables():
     """But for keys, whose letters are of ASCII."""
     for path in (*STUDIES.glob("*/*.py"), *STUDIES.glob("*/*.csv"), *STUDIES.glob("*/*.md")):
-        told = [line for line in path.read_text().splitlines() if re.search(r"(?<![\w\"])us\b", line)]
+        lines = path.read_text().splitlines()[path.suffix == ".csv" :]
+        told = [line for line in lines if re.search(r"(?<![\w\"])us\b", line)]
         assert not told, path
