@@ -18,6 +18,7 @@ from jaxmoe.cli.session import (
     command_line,
     end_at_second_interrupt,
     errors_told,
+    in_paragraphs,
     runs,
     session,
     tell_model,
@@ -232,6 +233,7 @@ def calibrate(
 
 
 @app.command("calibrate predict")
+@in_paragraphs
 def calibrate_predict(
     config: options.CalibratedMachine,
     table: options.PredictedTable,
@@ -280,6 +282,7 @@ def init(
 
 
 @app.command()
+@in_paragraphs
 def report(
     results: options.ResultFolders,
     out: options.ReportFile = None,

@@ -275,9 +275,16 @@ def runs(
                 body(folder, interrupts, **given)
 
         command.__signature__ = with_options(inspect.signature(signature))  # type: ignore[attr-defined]
-        return command
+        return in_paragraphs(command)
 
     return with_body
+
+
+def in_paragraphs(command: Callable) -> Callable:
+    """The command, its docstring with a line for each paragraph: help texts break lines where the terminal ends."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    command.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    return command
 
 
 def tell_model(model: ModelConfig) -> None:

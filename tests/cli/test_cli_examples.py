@@ -142,6 +142,12 @@ def test_every_command_has_an_example_of_itself():
         assert words[: len(command.split())] == command.split()
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_breaks_lines_only_where_the_terminal_ends(command):
+    help_text = COMMANDS[command].help or ""
+    assert all("\n" not in paragraph for paragraph in help_text.strip().split("\n\n"))
+
+
 @pytest.mark.parametrize(
     "command", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in COMMANDS]
 )
