@@ -24,7 +24,7 @@ def draw(rows: Rows, path: Path) -> None:
     """Seconds of the fullest rank over those of a balanced one, by model, a panel for each number of tokens."""
     models, sizes = distinct(rows, "model"), distinct(rows, "tokens")
     title = "Price of imbalance: the fullest of eight ranks over a balanced one"
-    figure = style.new_figure(5.2 * len(sizes) + 1.0, 3.6, title)
+    figure = style.new_figure(5.2 * len(sizes) + 1.0, 3.9, title)
     for axes, tokens in zip(np.ravel(figure.subplots(1, len(sizes), sharey=True)), sizes, strict=True):
         some = select(rows, tokens=tokens)
         at = [models.index(row["model"]) for row in some]
@@ -36,6 +36,7 @@ def draw(rows: Rows, path: Path) -> None:
         axes.minorticks_off()
         axes.set_yticks(range(len(models)), models, fontsize=8)
         axes.grid(axis="both", color="#eeeeee", zorder=0)
+        axes.set_xlabel("time of a layer's experts [times a balanced rank's]")
         axes.set_title(f"{int(float(tokens)):,} tokens", fontsize=style.PANEL_SIZE)
     axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)

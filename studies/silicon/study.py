@@ -6,8 +6,8 @@
 
 `tables` writes pairs.csv and summary.csv: constants are fitted without the pairs of model and system that are judged,
 in five folds. `fit` prints the constants that jaxmoe ships, fitted to all rows. `predict` writes times of all rows of a
-file of the same columns with these, and tells their errors where it has measured ones. Each takes about five minutes on
-two cores, nearly all of it compiling. See README.md.
+file of the same columns with these, and tells their errors where it has measured ones. Each takes about a minute on two
+cores, nearly all of it compiling. See README.md.
 """
 
 import argparse
