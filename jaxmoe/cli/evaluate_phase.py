@@ -18,7 +18,7 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.report import plot_serving
 from jaxmoe.report.style import aligned
 from jaxmoe.serving.closed_loop import Served, Users, serve
-from jaxmoe.serving.launch import launch_line
+from jaxmoe.serving.launch import engine_options, launch_line
 from jaxmoe.serving.step import StepLoad
 from jaxmoe.units import GIGA
 
@@ -51,8 +51,7 @@ def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: 
     _print_served(own, served)
     _print_layouts(own, curves)
     _print_memory(own)
-    line = launch_line(own.deployment, scenario.model.name, int(own.users.concurrency))
-    Console(width=WIDTH, highlight=False).print(escape(f"started by: {line}"), soft_wrap=True)
+    _print_launch(own, f"PATH_OF_{scenario.model.name}")
     print_warnings(sorted(own.step.kernels.notes))
 
 
@@ -104,6 +103,13 @@ def _report(own: Deployed, phase: str, parts: dict[str, float], served: Served) 
 
 
 # For people.
+
+
+def _print_launch(own: Deployed, weights: str) -> None:
+    told = [f"started by: {launch_line(own.deployment, weights, int(own.users.concurrency))}"]
+    if options := engine_options(own.deployment):
+        told.append(f"with options.yaml:\n{options}")
+    Console(width=WIDTH, highlight=False).print(escape("\n".join(told)), soft_wrap=True)
 
 
 def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: float) -> None:

@@ -193,6 +193,14 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _windows_in_layers(self) -> "ModelConfig":
+        layers = self.attention_layers or self.num_layers or self.moe_layer_ids.ids[-1] + 1
+        if isinstance(self.attention, GroupedQueryConfig) and self.attention.windowed_layers > layers:
+            keys, most = ("attention", "windowed_layers"), f"at most the {layers} layers with attention"
+            raise RuleError(keys, self.attention.windowed_layers, most, "Lower it")
+        return self
+
+    @model_validator(mode="after")
     def _attention_in_layers(self) -> "ModelConfig":
         layers = self.num_layers or self.moe_layer_ids.ids[-1] + 1
         if self.attention_layers is not None and self.attention_layers > layers:

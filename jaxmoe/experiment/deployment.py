@@ -72,7 +72,10 @@ def deployed(scenario: Scenario) -> Deployed:
 
 
 def other_layouts(scenario: Scenario) -> Iterator[Deployed]:
-    """All ways to lay the scenario's model over as many GPUs, its own first; those that cannot be are left out."""
+    """Ways to lay the scenario's model over as many GPUs, its own first: any attention, experts cut over all or none.
+
+    Those that cannot be are left out.
+    """
     own = deployed(scenario)
     asked, devices = scenario.deployment, own.deployment.devices
     assert asked is not None

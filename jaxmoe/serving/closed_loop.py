@@ -1,7 +1,7 @@
 """Time to first token and per token of users who send their next request when the last is answered.
 
 A backend keeps as many sequences as have a seat and fit into memory. In the long run a prompt is read for every output
-that ends, so every token of an output waits for the parts of prompts that are read meanwhile.
+that ends, so every token of an output waits for the parts of the others' prompts that are read meanwhile.
 """
 
 from typing import NamedTuple
@@ -43,9 +43,9 @@ class Overheads(NamedTuple):
 
 # Fitted to measured systems by `study.py fit` of studies/silicon, which tells what they are worth on others.
 OVERHEADS = {
-    "vllm": Overheads(step=0.49e-3, prompts=1.44, request=32e-3),
-    "sglang": Overheads(step=0.45e-3, prompts=2.23, request=56e-3),
-    "trtllm": Overheads(step=0.45e-3, prompts=1.7, request=61e-3),
+    "vllm": Overheads(step=0.56e-3, prompts=1.47, request=33e-3),
+    "sglang": Overheads(step=0.51e-3, prompts=2.32, request=57e-3),
+    "trtllm": Overheads(step=0.51e-3, prompts=1.75, request=62e-3),
 }
 
 
@@ -115,11 +115,12 @@ def wait(loop: Loop, overheads: Overheads) -> Served:
     own = loop.step + overheads.step
     reading = loop.chunks * (loop.read * overheads.prompts + jnp.where(loop.mixes, own, overheads.step))
     added = jnp.where(loop.mixes, reading - loop.chunks * own, reading)  # to the steps of the others
-    per_token = own + loop.decoding * added / loop.output
-    # Arrivals are taken as random: a queue with one server (M/D/1), whose busy time is that of prompts.
-    busy = loop.decoding * added / loop.output / per_token
+    others = jnp.maximum(loop.decoding - 1, 0.0)
+    per_token = own + others * added / loop.output
+    # Arrivals are taken as random: a queue with one server (M/D/1), whose busy time is that of the others' prompts.
+    busy = others * added / loop.output / per_token
     queue = busy / (2 * (1 - busy)) * reading + own / 2
-    burst = loop.decoding / 2 * added / loop.requests
+    burst = others / 2 * added / loop.requests
     seat = loop.waiting * loop.output * per_token
     return Served(overheads.request + reading + queue + burst + seat, per_token, loop.decoding)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxmoe.errors import InputError
-from jaxmoe.models import MoEModel
+from jaxmoe.models import GroupedQueryAttention, MoEModel
 
 
 class DeploymentError(InputError):
@@ -40,10 +40,24 @@ def check_deployment(model: MoEModel, deployment: Deployment) -> None:
     """Raise `DeploymentError` for heads, experts or GPUs that do not divide, naming the nearest that do."""
     if model.attention is None:
         raise DeploymentError(f"{model.name}: attention is not given, so a step cannot be timed; add attention")
+    if model.num_attention_layers < model.num_layers:
+        raise DeploymentError(
+            f"{model.name}: {model.num_layers - model.num_attention_layers} of its {model.num_layers} layers have "
+            "another mixer of tokens than attention, which is not described; take a model with attention in all layers"
+        )
     _divides(model.attention.heads, deployment.tensor, "tensor", f"the {model.attention.heads} heads of {model.name}")
     _divides(deployment.devices, deployment.expert_ranks, "expert_ranks", f"{deployment.devices} GPUs")
     _divides(model.num_experts, deployment.expert_ranks, "expert_ranks", f"the {model.num_experts} experts")
     _divides(model.expert_size, deployment.expert_tensor, "tensor * data / expert_ranks", "the expert_size")
+    if isinstance(model.attention, GroupedQueryAttention):
+        heads, cut = model.attention.kv_heads, deployment.tensor
+        if heads % cut and cut % heads:
+            _divides(heads, cut, "tensor", f"the {heads} KV heads, or a multiple of them")
+    if deployment.backend == "vllm" and deployment.expert_ranks not in (1, deployment.devices):
+        raise DeploymentError(
+            f"deployment.expert_ranks is {deployment.expert_ranks}; expected 1 or {deployment.devices}, all GPUs, as "
+            "vLLM has no other"
+        )
 
 
 def _divides(whole: int, parts: int, key: str, what: str) -> None:

@@ -25,12 +25,14 @@ class ExpertLoadTable(eqx.Module):
     logs: Float[Array, "size load"]
 
     def __call__(self, tokens: Numbers) -> ExpertLoads:
-        """Loads for so many tokens, of any shape."""
+        """Loads for so many tokens, of any shape; beyond `SIZES` what falls on experts grows with them."""
         tokens = jnp.asarray(tokens, jnp.float32)
         sizes = jnp.log(jnp.asarray(SIZES, jnp.float32))
         at = jnp.log(jnp.maximum(tokens, 1.0))
         found = jnp.exp(jax.vmap(lambda log: jnp.interp(at, sizes, log), 1, -1)(self.logs))
-        return ExpertLoads(found[..., 0], found[..., 1], found[..., 2], tokens, found[..., 3:])
+        beyond = jnp.maximum(tokens / SIZES[-1], 1.0)
+        touched, slots, heaviest = (found[..., part] for part in range(3))
+        return ExpertLoads(touched, slots * beyond, heaviest * beyond, tokens, found[..., 3:] * beyond[..., None])
 
 
 def expert_loads(experts: int, top_k: int, ranks: int, spread: float = SPREAD, seed: int = 0) -> ExpertLoadTable:

@@ -10,8 +10,10 @@ CACHE = {"sglang": ("--kv-cache-dtype", "fp8_e4m3"), "vllm": ("--kv-cache-dtype"
 def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
     """The shell command for `weights`, the path or name of the model on Hugging Face.
 
-    SGLang counts data-parallel attention within its tensor parallelism, vLLM beside it.
+    SGLang counts data-parallel attention within its tensor parallelism, vLLM beside it. TensorRT-LLM takes that and
+    the precision of its cache from a file, whose text is `engine_options`.
     """
+    seats = -(-concurrency // deployment.data)
     match deployment.backend:
         case "sglang":
             words = ["python", "-m", "sglang.launch_server", "--model-path", weights, "--tp", str(deployment.devices)]
@@ -19,18 +21,28 @@ def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
                 words += ["--dp", str(deployment.data), "--enable-dp-attention"]
             if deployment.expert_ranks > 1:
                 words += ["--ep-size", str(deployment.expert_ranks)]
-            words += ["--max-running-requests", str(concurrency)]
+            words += ["--max-running-requests", str(seats * deployment.data)]
         case "vllm":
             words = ["vllm", "serve", weights, "--tensor-parallel-size", str(deployment.tensor)]
             if deployment.data > 1:
                 words += ["--data-parallel-size", str(deployment.data)]
             if deployment.expert_ranks > 1:
                 words.append("--enable-expert-parallel")
-            words += ["--max-num-seqs", str(-(-concurrency // deployment.data))]
+            words += ["--max-num-seqs", str(seats)]
         case _:
             words = ["trtllm-serve", weights, "--tp_size", str(deployment.devices)]
-            words += ["--ep_size", str(deployment.expert_ranks)]
-            words += ["--max_batch_size", str(-(-concurrency // deployment.data))]
+            words += ["--ep_size", str(deployment.expert_ranks), "--max_batch_size", str(seats)]
+            words += ["--enable_chunked_prefill"]
+            if deployment.data > 1 or deployment.cache == "fp8":
+                words += ["--extra_llm_api_options", "options.yaml"]
     if deployment.cache == "fp8":
         words += CACHE.get(deployment.backend, ())
     return shlex.join(words)
+
+
+def engine_options(deployment: Deployment) -> str:
+    """The YAML of the file `options.yaml` that the line of TensorRT-LLM names; empty where it names none."""
+    if deployment.backend != "trtllm":
+        return ""
+    lines = ["enable_attention_dp: true"] if deployment.data > 1 else []
+    return "\n".join(lines + (["kv_cache_config: {dtype: fp8}"] if deployment.cache == "fp8" else []))

@@ -69,9 +69,8 @@ def cache_bytes(model: MoEModel, deployment: Deployment, context: float | int) -
 def _does_not_fit(model: MoEModel, deployment: Deployment, memory: DeviceMemory) -> str:
     parts = {"experts": memory.experts, "other weights": memory.other_weights, "workspace": memory.workspace}
     told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts.items())
-    needed = deployment.devices * (sum(parts.values()) + memory.cache_per_sequence) / memory.capacity
     return (
         f"{model.name} does not fit on {deployment.devices} GPUs of {memory.capacity / 1e9:.1f} usable GB: "
-        f"{told}, and {memory.cache_per_sequence / 1e9:.2f} GB for one sequence. It takes about {needed:.0f} GPUs, or "
-        "narrower weights."
+        f"{told}, and {memory.cache_per_sequence / 1e9:.2f} GB for one sequence. Take more GPUs (a larger "
+        "deployment.tensor or deployment.data) or narrower weights."
     )

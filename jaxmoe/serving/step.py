@@ -106,7 +106,7 @@ class ModelStep:
         heads = attention.heads / self.deployment.tensor
         sizes = LatentSizes(
             self.model.hidden_size,
-            attention.q_rank or self.model.hidden_size,
+            attention.q_rank or 0,
             attention.kv_rank,
             attention.nope_size,
             attention.rope_size,

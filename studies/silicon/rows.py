@@ -41,14 +41,22 @@ class Measured:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Model and system: what is left out as a whole."""
+        """Model and system."""
         return self.columns["model_path"], self.columns["system"]
+
+    @property
+    def left_out_with(self) -> tuple[str, str]:
+        """What is left out as a whole: the pair, with other names of one model, whose rows may be one measurement."""
+        return MODELS[self.pair[0]], self.pair[1]
 
 
 def read_rows(path: Path) -> list[Measured]:
-    """Aggregated rows of mixture-of-experts models, a configuration each."""
+    """Aggregated rows of known models, a configuration each; names of models that are not known are printed."""
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["mode"] == "agg" and covered(row)]
+        given = [row for row in csv.DictReader(file) if row["mode"] == "agg"]
+    if unknown := sorted({row["model_path"] for row in given if not covered(row)}):
+        print(f"left out, dense or not described here: {', '.join(unknown)}")
+    rows = [row for row in given if covered(row)]
     found = defaultdict(list)
     for row in rows:
         found[configuration(row)].append(row)
@@ -72,7 +80,7 @@ def concurrency_of(row: dict[str, str]) -> int | None:
 
 
 def _measured(repeats: list[dict[str, str]]) -> Measured:
-    first, each = (np.median([float(row[name]) for row in repeats]) * 1e-3 for name in NO_CONFIGURATION[2:])
+    first, each = (np.median([float(row[name] or "nan") for row in repeats]) * 1e-3 for name in NO_CONFIGURATION[2:])
     return Measured(repeats[0], concurrency_of(repeats[0]), float(first), float(each))
 
 

@@ -45,27 +45,28 @@ def loops(times: Sequence[RowTimes]) -> Loop:
 
 def left_out(times: Sequence[RowTimes]) -> np.ndarray:
     """Seconds as `told_by`, each pair with constants fitted without the pairs of its fold."""
-    pairs = sorted({each.row.pair for each in times})
+    pairs = sorted({each.row.left_out_with for each in times})
     fold = dict(zip(pairs, np.random.default_rng(SEED).permutation(len(pairs)) % FOLDS, strict=True))
     found = np.empty((len(times), 2))
     for each in range(FOLDS):
-        judged = [index for index, one in enumerate(times) if fold[one.row.pair] == each]
-        overheads = fit_overheads([one for one in times if fold[one.row.pair] != each])
+        judged = [index for index, one in enumerate(times) if fold[one.row.left_out_with] == each]
+        overheads = fit_overheads([one for one in times if fold[one.row.left_out_with] != each])
         found[judged] = told_by([times[index] for index in judged], overheads)
     return found
 
 
 def errors(times: Sequence[RowTimes], told: np.ndarray) -> np.ndarray:
-    """Told over measured less 1, [row, 2]."""
-    return told / np.array([(each.row.first_token, each.row.per_token) for each in times]) - 1
+    """Told over measured less 1, [row, 2]; -1, which is 100 %, for a row that is not covered."""
+    off = told / np.array([(each.row.first_token, each.row.per_token) for each in times]) - 1
+    return np.where(np.isnan(told), -1.0, off)
 
 
 def summary(name: str, times: Sequence[RowTimes], told: np.ndarray) -> dict[str, object]:
     """Medians of absolute errors over rows, and of the medians of pairs."""
     error = errors(times, told)
     pairs = grouped(times, error, lambda row: row.pair)
-    of_pair = np.array([np.median(np.abs(each), axis=0) for each in pairs.values()])
-    rows, middle = np.median(np.abs(error), axis=0), np.median(of_pair, axis=0)
+    of_pair = np.array([np.nanmedian(np.abs(each), axis=0) for each in pairs.values()])
+    rows, middle = np.nanmedian(np.abs(error), axis=0), np.nanmedian(of_pair, axis=0)
     return {
         "times": name,
         "rows": len(times),
@@ -117,8 +118,8 @@ def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -
 
 def _of_pair(prefix: str, error: np.ndarray) -> dict[str, float]:
     names = ("first_token", "per_token")
-    sizes = {f"{prefix}{name}_error": np.median(np.abs(error[:, at])) for at, name in enumerate(names)}
-    return sizes | {f"{prefix}{name}_bias": np.median(error[:, at]) for at, name in enumerate(names)}
+    sizes = {f"{prefix}{name}_error": np.nanmedian(np.abs(error[:, at])) for at, name in enumerate(names)}
+    return sizes | {f"{prefix}{name}_bias": np.nanmedian(error[:, at]) for at, name in enumerate(names)}
 
 
 def predict(times: Sequence[RowTimes], file: Path) -> None:

@@ -1,5 +1,6 @@
 """Seconds of kernels for measured systems: everything about a row that no constant changes."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,10 +14,10 @@ from rows import MODELS, Measured, deployment_of, requests_in_flight
 from jaxmoe.config import load_model
 from jaxmoe.config.files import find_kernels
 from jaxmoe.config.model import build_model
-from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel, at_sheet, read_kernels
+from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, at_sheet, read_kernels
 from jaxmoe.hardware.gpu.kernel import Base, FittedKernel
 from jaxmoe.models import MoEModel
-from jaxmoe.serving.closed_loop import BACKENDS, Loop, Users, loop_of
+from jaxmoe.serving.closed_loop import BACKENDS, Backend, Loop, Users, loop_of
 from jaxmoe.serving.deployment import Deployment, DeploymentError
 from jaxmoe.serving.gating import expert_loads
 from jaxmoe.serving.kernels import Kernels
@@ -32,11 +33,10 @@ TIGHT = 4.0  # sequences of a rank where weights leave no room by our count, but
 
 
 class RowTimes(NamedTuple):
-    """A row with what its requests meet in the closed loop before constants."""
+    """A row with what its requests meet in the closed loop before constants; `loop` is of that row alone."""
 
     row: Measured
-    loop: Loop  # of one row: numbers
-    tight: bool
+    loop: Loop
 
 
 def row_times(rows: Sequence[Measured], roofline: bool = False) -> list[RowTimes]:
@@ -44,7 +44,14 @@ def row_times(rows: Sequence[Measured], roofline: bool = False) -> list[RowTimes
     groups = defaultdict(list)
     for row in rows:
         groups[row.pair, deployment_of(row.columns)].append(row)
-    return [one for (pair, deployment), some in groups.items() for one in _of_group(pair, deployment, some, roofline)]
+    found: list[RowTimes] = []
+    for (pair, deployment), some in groups.items():
+        try:
+            found += _of_group(pair, deployment, some, roofline)
+        except (DeploymentError, KernelFileError) as error:  # their times are no number, and an error of 100 %
+            print(f"{len(some)} rows are not covered: {' on '.join(pair)}: {error}")
+            found += [RowTimes(row, Loop(*[math.nan] * len(Loop._fields))) for row in some]
+    return found
 
 
 def _of_group(
@@ -61,11 +68,18 @@ def _of_group(
             _padded([LENGTHS * float(row.columns["isl"]) for row in some]),
             _padded([LENGTHS * float(row.columns["osl"]) for row in some]),
         )
-        room = [_sequences(model, deployment, MEMORY[system] * backend.memory_part, row) for row in some]
+        room = [_sequences(model, deployment, memory_part(system, backend), row) for row in some]
         loop = loop_of(step, users, _padded(room), backend)
         for at, row in enumerate(some):
             one = Loop(*(np.broadcast_to(np.asarray(each), (PADDED,))[at] for each in loop))
-            yield RowTimes(row, one, room[at] == TIGHT)
+            yield RowTimes(row, one)
+
+
+def memory_part(system: str, backend: Backend) -> float:
+    """Bytes of a GPU that a backend takes. Raises `KernelFileError` for a system that is not known."""
+    if system not in MEMORY:
+        raise KernelFileError(f"{system}: its memory is not known; known are {', '.join(MEMORY)}")
+    return MEMORY[system] * backend.memory_part
 
 
 def _padded(values: Sequence[float]) -> jnp.ndarray:

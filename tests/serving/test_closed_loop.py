@@ -8,7 +8,7 @@ from test_step import GROUPED, LATENT, step_of
 
 from jaxmoe.serving.closed_loop import BACKENDS, Backend, Loop, Overheads, Users, serve, wait
 from jaxmoe.serving.deployment import Deployment, DeploymentError
-from jaxmoe.serving.launch import launch_line
+from jaxmoe.serving.launch import engine_options, launch_line
 from jaxmoe.serving.memory import WORKSPACE, cache_bytes, memory_of
 from jaxmoe.serving.step import StepLoad
 
@@ -54,8 +54,8 @@ def test_a_single_user_waits_for_nobody():
 def test_constants_add_up():
     loop = Loop(8.0, 100.0, 2.0, 0.01, 0.02, 0.0, False, np.inf)
     bare, loaded = wait(loop, Overheads()), wait(loop, Overheads(step=0.001, prompts=2.0, request=0.5))
-    assert float(bare.per_token) == pytest.approx(0.01 + 8 * 2 * 0.02 / 100)
-    assert float(loaded.per_token) == pytest.approx(0.011 + 8 * 2 * (2 * 0.02 + 0.001) / 100)
+    assert float(bare.per_token) == pytest.approx(0.01 + 7 * 2 * 0.02 / 100)
+    assert float(loaded.per_token) == pytest.approx(0.011 + 7 * 2 * (2 * 0.02 + 0.001) / 100)
     assert float(loaded.first_token) > float(bare.first_token) + 0.5
 
 
@@ -130,15 +130,25 @@ def test_data_parallel_ranks_share_the_users():
         (
             Deployment("sglang", tensor=1, data=8, expert_ranks=8, cache="fp8"),
             "python -m sglang.launch_server --model-path m --tp 8 --dp 8 --enable-dp-attention --ep-size 8 "
-            "--max-running-requests 100 --kv-cache-dtype fp8_e4m3",
+            "--max-running-requests 104 --kv-cache-dtype fp8_e4m3",
         ),
         (
             Deployment("vllm", tensor=4, data=2, expert_ranks=8),
             "vllm serve m --tensor-parallel-size 4 --data-parallel-size 2 --enable-expert-parallel --max-num-seqs 50",
         ),
-        (Deployment("trtllm", tensor=8), "trtllm-serve m --tp_size 8 --ep_size 1 --max_batch_size 100"),
+        (
+            Deployment("trtllm", tensor=8),
+            "trtllm-serve m --tp_size 8 --ep_size 1 --max_batch_size 100 --enable_chunked_prefill",
+        ),
     ],
     ids=lambda value: getattr(value, "backend", ""),
 )
 def test_the_line_that_starts_an_engine(deployment, line):
     assert launch_line(deployment, "m", 100) == line
+
+
+def test_options_of_an_engine_that_takes_them_from_a_file():
+    apart = Deployment("trtllm", data=8, cache="fp8")
+    assert launch_line(apart, "m", 64).endswith("--enable_chunked_prefill --extra_llm_api_options options.yaml")
+    assert engine_options(apart) == "enable_attention_dp: true\nkv_cache_config: {dtype: fp8}"
+    assert engine_options(Deployment("trtllm", tensor=8)) == engine_options(Deployment("vllm", data=8)) == ""

@@ -44,7 +44,7 @@ def test_a_step_its_users_other_layouts_memory_and_the_line(scenario, tmp_path, 
     assert done.exit_code == 0, done.output
     for said in ("a step of decode", "16 requests in flight", "TP 2 x DP 1", "TP 1 x DP 2", "left for keys and values"):
         assert said in done.output
-    assert "sglang.launch_server --model-path deployed --tp 2 --max-running-requests 16" in done.output
+    assert "sglang.launch_server --model-path PATH_OF_deployed --tp 2 --max-running-requests 16" in done.output
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     served, parts = summary["served"], summary["step"]["parts_s"]
     assert sum(parts.values()) == pytest.approx(summary["step"]["seconds"])

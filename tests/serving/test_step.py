@@ -163,6 +163,13 @@ def test_loads_are_those_of_draws():
     assert 1 <= float(few.touched) <= 2
 
 
+def test_loads_beyond_the_table_grow_with_tokens():
+    table = expert_loads(8, 2, 2)
+    last, beyond = (table(jnp.asarray(float(count))) for count in (SIZES[-1], 4 * SIZES[-1]))
+    assert float(beyond.slots) == pytest.approx(4 * float(last.slots), rel=1e-4)
+    assert float(beyond.touched) == float(last.touched)
+
+
 def test_a_larger_spread_touches_fewer_experts_and_loads_the_most_loaded_more():
     even, uneven = (expert_loads(64, 4, 1, spread=spread)(jnp.asarray(32.0)) for spread in (0.0, 1.5))
     assert float(uneven.touched) < float(even.touched)
@@ -188,6 +195,34 @@ def test_a_deployment_that_cannot_be_is_told_with_the_nearest(layout, said):
     with pytest.raises(DeploymentError) as refused:
         check_deployment(GROUPED, Deployment("sglang", **layout))
     assert said in str(refused.value)
+
+
+def test_ranks_of_vllm_are_all_or_none():
+    with pytest.raises(DeploymentError, match="expected 1 or 4, all GPUs, as vLLM has no other"):
+        check_deployment(GROUPED, Deployment("vllm", tensor=4, expert_ranks=2))
+    check_deployment(GROUPED, Deployment("vllm", tensor=4, expert_ranks=4))
+
+
+def test_kv_heads_are_cut_or_copied_evenly():
+    with pytest.raises(DeploymentError, match="expected a divisor of the 3 KV heads, or a multiple of them"):
+        check_deployment(replace(GROUPED, attention=GroupedQueryAttention(12, 3, 64)), Deployment("sglang", tensor=4))
+
+
+def test_a_model_with_other_mixers_than_attention_is_refused():
+    with pytest.raises(DeploymentError, match="2 of its 3 layers have another mixer of tokens"):
+        check_deployment(replace(GROUPED, attention_layers=1), Deployment("sglang"))
+
+
+def test_queries_without_a_rank_are_cut_as_heads_are():
+    """Of hidden 1024, 16 heads of 96: one matrix of queries in place of two."""
+    plain = replace(LATENT, attention=replace(LATENT.attention, q_rank=None))
+    assert plain.attention.parameters(1024) - LATENT.attention.parameters(1024) == 1024 * 16 * 96 - 384 * (1024 + 1536)
+    batch = StepLoad(1.0, 1.0)
+    for cut in (1, 8):
+        ranked, unranked = (float(step_of(m, tensor=cut).parts(batch)["decode attention"]) for m in (LATENT, plain))
+        weights = 1024 * 16 * 96 / cut - 384 * (1024 + 1536 / cut)
+        # Read once, and multiplied by a tile of 128 tokens.
+        assert unranked - ranked == pytest.approx(3 * (weights * 2 / 1e12 + 128 * 2 * weights / 1e14), rel=1e-2)
 
 
 def test_a_model_without_attention_is_refused():

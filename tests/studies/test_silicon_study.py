@@ -79,7 +79,7 @@ def test_constants_are_found_again(modules):
         served = wait(loop, wanted)
         columns = row(system="b200_sxm", backend="vllm")
         measured = rows.Measured(columns, 64, float(served.first_token), float(served.per_token))
-        some.append(times.RowTimes(measured, loop, False))
+        some.append(times.RowTimes(measured, loop))
     found = fitting.fit_overheads(some)["vllm"]
     assert np.allclose(found, wanted, rtol=0.02)
 

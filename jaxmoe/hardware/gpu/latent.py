@@ -10,7 +10,7 @@ from jaxmoe.hardware.gpu.terms import Heads, Numbers, decode, prefill, stacked, 
 
 
 class LatentSizes(NamedTuple):
-    """Sizes of one layer; a head compares `nope` elements without position and `rope` with it."""
+    """Sizes of one layer; a head compares `nope` elements without position and `rope` with it. `q_rank` 0 is none."""
 
     hidden: float
     q_rank: float
@@ -44,7 +44,8 @@ def with_projections(
 ) -> Terms:
     """Terms of attention, `found`, with those of the projections around it for so many tokens."""
     shared = sizes.hidden * (sizes.q_rank + sizes.kv_rank + sizes.rope)
-    of_head = sizes.q_rank * (sizes.nope + sizes.rope) + sizes.kv_rank * (sizes.nope + sizes.value)
+    queries = (sizes.q_rank or sizes.hidden) * (sizes.nope + sizes.rope)
+    of_head = queries + sizes.kv_rank * (sizes.nope + sizes.value)
     weights = shared + heads * (of_head + sizes.value * sizes.hidden)
     work = 2 * tokens * weights / sheet.rate(precision)
     moved = weights * WEIGHT_BYTES[precision] / sheet.bandwidth
