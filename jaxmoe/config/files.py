@@ -211,7 +211,7 @@ def shipped() -> Path:
 def find_kernels(path: str) -> Path:
     """A file of fitted kernels, or the shipped one of its name where there is none at the path."""
     given, own = Path(path), shipped_kernels(path)
-    return own if not given.exists() and own.is_file() else given
+    return own if not os.path.exists(given) and os.path.isfile(own) else given
 
 
 def shipped_kernels(path: str) -> Path:

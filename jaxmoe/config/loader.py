@@ -254,7 +254,8 @@ def _anchor(draft: Draft, keys: tuple[str, ...]) -> None:
     source = draft.source(keys)
     if isinstance(path, str) and path:
         here = source.folder / Path(path).expanduser()
-        if here.exists() or not shipped_kernels(path).is_file():
+        # Of os.path, for which what cannot be a name, such as one that is too long, is not there.
+        if os.path.exists(here) or not os.path.isfile(shipped_kernels(path)):
             draft.put(keys, str(here), source)
     if isinstance(path, list):
         each = [str(source.folder / Path(one).expanduser()) if isinstance(one, str) and one else one for one in path]

@@ -23,7 +23,7 @@ from jaxmoe.config import (
     resolved,
 )
 from jaxmoe.config.base import Section
-from jaxmoe.config.files import read_mapping
+from jaxmoe.config.files import find_kernels, read_mapping
 from jaxmoe.config.schema import ModelConfig, WorkloadConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.des import fabric_of, replay_traffic
@@ -199,3 +199,9 @@ def test_a_preset_is_a_trace(scenario_file):
 
 def test_the_tuner_has_one_source_of_defaults():
     assert build_tuner_settings(TuningConfig()) == TunerSettings()
+
+
+@pytest.mark.parametrize("path", ["9" * 5000, "a\0b"], ids=["too long", "null"])
+def test_a_path_that_cannot_be_one_is_not_there(path):
+    """No file system has it; a search for what ships in its place ends all the same."""
+    assert str(find_kernels(path)) == path

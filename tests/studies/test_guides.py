@@ -54,7 +54,7 @@ def test_the_method_agrees_with_the_simulator(tmp_path):
     told = printed_by("write_method", tmp_path)
     model, simulator = (
         [float(value) for value in re.findall(r"[\d.]+", line)]
-        for line in re.findall(r"(?:model|simulator), us: +\[(.*)\]", told)
+        for line in re.findall(r"(?:model|simulator), µs: +\[(.*)\]", told)
     )
     assert len(model) == 2
     assert simulator == pytest.approx(model, rel=0.02)
