@@ -59,8 +59,14 @@ def _batch(own: Deployed, phase: str, served: Served) -> StepLoad:
     """The step of a phase at every number of requests: all that decode, or one chunk of prompts alone."""
     prompt, output = float(own.users.prompt), float(own.users.output)
     if phase == "prefill":
-        return StepLoad(jnp.zeros_like(served.decoding), prompt, own.backend.chunk, prompt)
+        return StepLoad(jnp.zeros_like(served.decoding), prompt, _chunk(own), prompt)
     return StepLoad(served.decoding, prompt + output / 2)
+
+
+def _chunk(own: Deployed) -> float:
+    """Tokens of prompts that a rank reads in a step: a whole chunk, or all prompts in flight where these are fewer."""
+    in_flight = float(own.users.concurrency) / own.deployment.data * float(own.users.prompt)
+    return min(own.backend.chunk_of_rank(own.deployment.data), in_flight)
 
 
 def _told(each: Deployed) -> str:
@@ -116,7 +122,7 @@ def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: f
     prompt, output = float(own.users.prompt), float(own.users.output)
     what = f"{decoding:.0f} sequences a rank get a token each, {prompt + output / 2:.0f} tokens of context"
     if phase == "prefill":
-        what = f"{own.backend.chunk:.0f} tokens of prompts of {prompt:.0f} a rank"
+        what = f"{_chunk(own):.0f} tokens of prompts of {prompt:.0f} a rank"
     table = new_table(f"a step of {phase}", "part", ("ms", "part of the step"), what)
     named = {name: seconds for name, seconds in parts.items() if seconds > 0} | {"all": sum(parts.values())}
     for name, text in zip(named, aligned(seconds / MILLI for seconds in named.values()), strict=True):

@@ -17,18 +17,26 @@ Seconds = Float[Array, "..."]
 
 
 class Backend(NamedTuple):
-    """How a backend batches: `chunk` tokens of prompts a step at most, beside the decoding sequences if it `mixes`."""
+    """How a backend batches: `chunk` tokens of prompts a step at most, beside the decoding sequences if it `mixes`.
+
+    With `divides`, the data-parallel ranks have equal parts of a chunk, else a chunk each.
+    """
 
     chunk: float
     mixes: bool
     seats: float  # sequences at a time of a data-parallel rank
     memory_part: float  # of a GPU's memory
+    divides: bool = False
+
+    def chunk_of_rank(self, ranks: int) -> float:
+        """Tokens of prompts that one of so many data-parallel ranks reads a step at most."""
+        return self.chunk / ranks if self.divides else self.chunk
 
 
 # Defaults of the engines' own documentation, or what their public benchmarks set.
 BACKENDS = {
     "vllm": Backend(chunk=8192, mixes=True, seats=1024, memory_part=0.9),
-    "sglang": Backend(chunk=8192, mixes=False, seats=1024, memory_part=0.88),
+    "sglang": Backend(chunk=8192, mixes=False, seats=1024, memory_part=0.88, divides=True),
     "trtllm": Backend(chunk=8192, mixes=True, seats=2048, memory_part=0.9),
 }
 
@@ -100,7 +108,7 @@ def loop_of(step: ModelStep, users: Users, sequences: Given, backend: Backend) -
     on_rank = jnp.asarray(users.concurrency) / step.deployment.data
     decoding = jnp.minimum(jnp.minimum(on_rank, sequences), backend.seats)
     prompt, output = jnp.asarray(users.prompt), jnp.asarray(users.output)
-    context, chunk = prompt + output / 2, jnp.minimum(backend.chunk, prompt)
+    context, chunk = prompt + output / 2, jnp.minimum(backend.chunk_of_rank(step.deployment.data), prompt)
     alone = step.seconds(StepLoad(decoding, context))
     if backend.mixes:
         read = step.seconds(StepLoad(decoding, context, chunk, prompt)) - alone

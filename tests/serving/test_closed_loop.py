@@ -152,3 +152,14 @@ def test_options_of_an_engine_that_takes_them_from_a_file():
     assert launch_line(apart, "m", 64).endswith("--enable_chunked_prefill --extra_llm_api_options options.yaml")
     assert engine_options(apart) == "enable_attention_dp: true\nkv_cache_config: {dtype: fp8}"
     assert engine_options(Deployment("trtllm", tensor=8)) == engine_options(Deployment("vllm", data=8)) == ""
+
+
+def test_ranks_of_sglang_share_a_chunk():
+    assert BACKENDS["sglang"].chunk_of_rank(8) == 1024
+    assert BACKENDS["vllm"].chunk_of_rank(8) == 8192
+    step = step_of(data=2, expert_ranks=2)
+    users, memory = Users(8.0, 1024.0, 128.0), memory_of(GROUPED, step.deployment, 1e12, 1000)
+    shared, own = (
+        serve(step, users, memory, TURNS._replace(divides=divides), Overheads()) for divides in (True, False)
+    )
+    assert float(shared.first_token) > float(own.first_token)  # in two steps, which read the weights twice
