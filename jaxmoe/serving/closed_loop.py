@@ -30,7 +30,7 @@ class Backend(NamedTuple):
 
     def chunk_of_rank(self, ranks: int) -> float:
         """Tokens of prompts that one of so many data-parallel ranks reads a step at most."""
-        return self.chunk / ranks if self.divides else self.chunk
+        return float(self.chunk) / (ranks if self.divides else 1)
 
 
 # Defaults of the engines' own documentation, or what their public benchmarks set.
