@@ -1,7 +1,7 @@
 """From files to what computes: scenario, machine model, traces."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -11,10 +11,7 @@ import numpy as np
 
 from jaxmoe.config import (
     FileTrace,
-    PresetTrace,
-    ProcessTrace,
     Scenario,
-    WorkloadConfig,
     build_layer_model,
     build_model,
     load_model,
@@ -23,6 +20,7 @@ from jaxmoe.config import (
 from jaxmoe.des import Fabric, fabric_of
 from jaxmoe.engine import Layer
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.gating import drawn_trace, fitting_trace, hints_of_model, recorded_trace, source_of
 from jaxmoe.memory import device_memory
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
@@ -32,14 +30,9 @@ from jaxmoe.traces import (
     GatingTrace,
     Hints,
     LoadCounts,
-    TraceError,
     read_any,
-    read_trace,
     sample_batches,
-    synthetic_trace,
 )
-from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
-from jaxmoe.traces.synthetic import SEQUENCE_TOKENS
 from jaxmoe.tune.problem import suited
 from jaxmoe.tune.settings import HYBRIDS
 
@@ -176,17 +169,17 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
     check_memory(scenario, scenario.evaluation.batches, "batches", "evaluation.batches", moe, layers)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
-    gating = _drawn(scenario, moe, layer_ids) if trace is None else _recorded(trace, moe)
-    source = _source(scenario) if trace is None else str(trace)
+    gating = drawn_trace(scenario, moe, layer_ids) if trace is None else recorded_trace(trace, moe)
+    source = source_of(scenario) if trace is None else str(trace)
     topics = [Path(path) for path in scenario.tuning.topics]
     return Inputs(
         scenario=scenario,
         moe=moe,
         model=_with_memory_for(build_layer_model(scenario, "sharded"), len(layer_ids) / len(moe.moe_layer_ids)),
-        trace=_fitting(gating, moe, layer_ids, scenario.workload, source),
+        trace=fitting_trace(gating, moe, layer_ids, scenario.workload, source),
         trace_path=source,
         topics={
-            name: _fitting(_recorded(path, moe), moe, layer_ids, scenario.workload, str(path))
+            name: fitting_trace(recorded_trace(path, moe), moe, layer_ids, scenario.workload, str(path))
             for name, path in zip(_names(topics), topics, strict=True)
         },
     )
@@ -240,25 +233,7 @@ def hints_of(model: str | None) -> Hints:
     """
     if model is None:
         return Hints()
-    return _hints(build_model(load_model(model, "--model")))
-
-
-def drawn_sequences(workload: WorkloadConfig) -> tuple[int, np.ndarray, np.ndarray | None] | None:
-    """Tokens of a trace that is still to be drawn, the first of every sequence, and every token's phase, if told.
-
-    `None` for a recorded trace.
-    """
-    match workload.trace:
-        case FileTrace():
-            return None
-        case ProcessTrace(path=path) as drawn:
-            process = read_process(Path(path))
-        case PresetTrace(preset=name) as drawn:
-            process = preset_process(name)
-        case trace:
-            return trace.tokens, np.arange(0, trace.tokens, SEQUENCE_TOKENS), None
-    deal = process.requests.deal(drawn.tokens, drawn.seed)
-    return drawn.tokens, deal.seq_start, deal.phases()
+    return hints_of_model(build_model(load_model(model, "--model")))
 
 
 def chosen_layers(text: str | None, scenario: Scenario, moe: MoEModel) -> tuple[int, ...]:
@@ -273,84 +248,6 @@ def chosen_layers(text: str | None, scenario: Scenario, moe: MoEModel) -> tuple[
     unknown = [layer for layer in chosen if layer not in moe.moe_layer_ids]
     if unknown:
         raise OptionError(f"--layers names {unknown}, but {moe.name} has experts in layers {list(moe.moe_layer_ids)}")
-    return chosen
-
-
-def _source(scenario: Scenario) -> str:
-    """A name of the synthetic trace for messages and reports: its process file or preset."""
-    match scenario.workload.trace:
-        case ProcessTrace(path=path):
-            return f"synthetic from {path}"
-        case PresetTrace(preset=name):
-            return f"synthetic from preset {name}"
-        case _:
-            return "synthetic"
-
-
-def _drawn(scenario: Scenario, moe: MoEModel, layer_ids: tuple[int, ...]) -> GatingTrace:
-    """The synthetic trace of the workload, with at least these layers of it."""
-    source = _source(scenario)
-    match scenario.workload.trace:
-        case ProcessTrace(path=path) as drawn:
-            return _sampled(read_process(Path(path)).up_to(layer_ids), moe, drawn, source)
-        case PresetTrace(preset=name) as drawn:
-            return _sampled(preset_process(name).up_to(layer_ids), moe, drawn, source)
-        case trace:
-            shape = {"layer_ids": moe.moe_layer_ids, "num_experts": moe.num_experts, "top_k": moe.top_k}
-            return synthetic_trace(**(trace.model_dump(exclude={"kind"}) | shape))
-
-
-def _sampled(process: GatingProcess, moe: MoEModel, drawn: ProcessTrace | PresetTrace, source: str) -> GatingTrace:
-    if process.num_experts != moe.num_experts:
-        raise TraceError(
-            f"{source}: is of a model with {process.num_experts} experts, but model.num_experts is {moe.num_experts}; "
-            "use a process of this model"
-        )
-    return sample_trace(process, drawn.tokens, drawn.seed, logits=drawn.logits)
-
-
-def _recorded(path: Path, moe: MoEModel) -> GatingTrace:
-    try:
-        return read_trace(path, moe.num_experts, _hints(moe))
-    except TraceError as error:
-        raise TraceError(f"{error}{_other_model(path, moe)}") from None
-
-
-def _hints(moe: MoEModel) -> Hints:
-    return Hints(moe.num_experts, moe.top_k, moe.moe_layer_ids, moe.num_layers)
-
-
-def _other_model(path: Path, moe: MoEModel) -> str:
-    """A remark on a trace that can be read, but not as one of this model."""
-    try:
-        stated = read_trace(path, hints=replace(_hints(moe), num_experts=None)).num_experts
-    except TraceError:
-        return ""
-    return f" (model.num_experts is {moe.num_experts}, the trace has {stated})"
-
-
-def _fitting(
-    trace: GatingTrace, moe: MoEModel, layer_ids: tuple[int, ...], workload: WorkloadConfig, source: str
-) -> GatingTrace:
-    """The layers of this run, from a trace that fits the model."""
-    if workload.drop_repeats:
-        trace = trace.without_repeats()
-    if trace.top_k != moe.top_k:
-        raise TraceError(
-            f"{source}: tokens chose {trace.top_k} experts, but model.top_k is {moe.top_k}; "
-            "use a trace of this model, or set model.top_k"
-        )
-    if not set(layer_ids) <= set(trace.layer_ids.tolist()):
-        raise TraceError(
-            f"{source}: has the layers {trace.layer_ids.tolist()}, but this run needs {list(layer_ids)} "
-            "(model.moe_layer_ids); use a trace of this model, or choose layers with --layers"
-        )
-    chosen = trace.select_layers(layer_ids).without_missing()
-    if workload.batch_tokens > chosen.num_tokens:
-        raise TraceError(
-            f"{source}: has {chosen.num_tokens} tokens with all their choices, but workload.batch_tokens is "
-            f"{workload.batch_tokens}; lower it"
-        )
     return chosen
 
 

@@ -12,7 +12,8 @@ from jaxmoe.config import Scenario, build_model, element_bytes
 from jaxmoe.config.networks import WafersConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.evaluation import describe
-from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs, check_memory, drawn_sequences
+from jaxmoe.experiment.gating import drawn_sequences
+from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs, check_memory
 from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy

@@ -1,7 +1,7 @@
 """moentwine's mapping: geometry, communication (Fig. 6, 13, 14), Fig. 1a and 4, links, sensitivities, agreement.
 
-python studies/moentwine/study.py            all tables beside this file
-python studies/moentwine/study.py links      one of them
+python studies/moentwine/study.py                all tables, in some minutes
+python studies/moentwine/study.py sensitivity    one of them, ten seconds of a core
 """
 
 import itertools

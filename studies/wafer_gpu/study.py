@@ -1,6 +1,6 @@
 """Tables of the study of the wafer-scale GPU: `python studies/wafer_gpu/study.py [TABLE ...] [--only DeepSeek-V3]`.
 
-Tables are made model by model, `throughput` batch by batch as well (`--only DeepSeek-V3/512`). `recorded` needs
+Tables are made model by model, `throughput` batch by batch too (`--only DeepSeek-V3/512`, a minute). `recorded` needs
 recorded gating, in a folder `traces/` under that given with `--shared`.
 """
 

@@ -70,7 +70,7 @@ def test_what_cannot_be_is_told_before_a_trace_is_drawn(run, scenario, given, sa
 
 @pytest.mark.parametrize("verb", ["evaluate", "tune"])
 def test_batches_that_memory_does_not_hold_are_told_before_a_trace_is_drawn(run, verb, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "_drawn", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(inputs, "drawn_trace", lambda *_: pytest.fail("work was begun"))
     done = run(verb, "quickstart", "--set", "evaluation.batches=1000000000", "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert "1000000000 batches of 128 tokens need about" in " ".join(done.stderr.split())

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 STUDIES = Path(__file__).parents[2] / "studies"
-WITHOUT_TRIAL = {"measured", "moentwine", "wafer_gpu"}  # studies whose README has none yet
 SCRIPTS = sorted(path for path in STUDIES.glob("*/*.py") if '__name__ == "__main__"' in path.read_text())
 FIGURES = sorted((STUDIES.parent / "figures").glob("fig_*.py"))
+STUDIES_WITH_SCRIPTS = sorted({path.parent.name for path in SCRIPTS})
 WRITERS = ("make_tables(", "write_table(", "summary.write(")
 
 
@@ -20,7 +20,7 @@ def test_no_script_writes_over_a_committed_table_by_itself():
         assert "write_table(HERE" not in path.read_text(), path.name
 
 
-@pytest.mark.parametrize("study", sorted({path.parent.name for path in SCRIPTS} - WITHOUT_TRIAL))
+@pytest.mark.parametrize("study", STUDIES_WITH_SCRIPTS)
 def test_a_script_of_every_study_says_how_long_it_takes(study):
     """Those whose time is known; the README's first command is of them."""
     told = [path.read_text().split('"""')[1] for path in SCRIPTS if path.parent.name == study]
@@ -45,7 +45,7 @@ def test_recorded_data_are_found_from_any_folder():
         assert 'Path("../' not in path.read_text(), path
 
 
-@pytest.mark.parametrize("study", sorted({path.parent.name for path in SCRIPTS} - WITHOUT_TRIAL))
+@pytest.mark.parametrize("study", STUDIES_WITH_SCRIPTS)
 def test_a_study_says_what_to_run_first_and_what_to_change(study):
     text = (STUDIES / study / "README.md").read_text()
     told = " ".join(text.partition("## Run it yourself\n")[2].partition("\n## ")[0].split())
