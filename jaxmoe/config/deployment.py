@@ -1,6 +1,6 @@
 """A model as it is served on GPUs, as a user describes it: parallelism, precisions, requests."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,23 @@ class DeploymentConfig(Section):
     )
     cache: Literal["bfloat16", "fp8"] | None = Field(
         default=None, description="the precision of keys and values, or null for what model.bytes tells"
+    )
+    overlap: Literal["serial", "two_batches", "shared_beside_dispatch"] = Field(
+        default="serial",
+        description="what runs beside what: nothing, one half's exchange beside the other's compute, or shared experts "
+        "beside the way there",
+        examples=["two_batches"],
+    )
+    exchange: Literal["collectives", "deepep_normal", "deepep_low_latency"] = Field(
+        default="collectives",
+        description="how tokens get to their experts and back; DeepEP's need expert_ranks of all GPUs",
+        examples=["collectives"],
+    )
+    processors: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="the number of a GPU's processors that an exchange takes while it runs, or null for 24 of "
+        "collectives, 20 of deepep_normal, and 0 of deepep_low_latency, which has a hook",
+        examples=[20],
     )
     concurrency: Count = Field(default=64, description="the number of requests in flight", examples=[64])
     prompt_tokens: Count = Field(default=1024, description="the mean number of tokens of a prompt", examples=[1024])

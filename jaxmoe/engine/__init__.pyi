@@ -17,6 +17,7 @@ from .decisions import SlotDecisions as SlotDecisions
 from .demand import AbstractDemand as AbstractDemand
 from .demand import Fixed as Fixed
 from .demand import InTurn as InTurn
+from .demand import Launch as Launch
 from .demand import Loads as Loads
 from .demand import Matrix as Matrix
 from .demand import Steps as Steps
@@ -42,6 +43,7 @@ from .lowering import lower_tokens as lower_tokens
 from .offloading import HostDecisions as HostDecisions
 from .offloading import OffloadPipeline as OffloadPipeline
 from .price import price as price
+from .price import price_alike as price_alike
 from .rollout import AbstractMethod as AbstractMethod
 from .rollout import LayerExchanges as LayerExchanges
 from .rollout import Rollout as Rollout
@@ -65,3 +67,4 @@ from .streaming import StreamPipeline as StreamPipeline
 from .streaming_time import LoadRules as LoadRules
 from .times import LayerTime as LayerTime
 from .times import measured_time as measured_time
+from .two_batches import TwoBatches as TwoBatches

@@ -1,7 +1,8 @@
 """Kinds of demand of a stage for the machine; each kind computes its usage of resources: seconds, bytes and FLOPs.
 
-A new kind is rare. Traffic is of flows, of a matrix, of rounds, or of loads of links; `Work` is of nodes; `InTurn`
-joins several. Reads of `jaxmoe.engine.fetch` and the pipelines of `jaxmoe.engine.streaming` are kinds of their own.
+A new kind is rare. Traffic is of flows, of a matrix, of rounds, or of loads of links; `Work` is of nodes; `Launch` is
+of kernels with a model of their own; `InTurn` joins several. Reads of `jaxmoe.engine.fetch` and the pipelines of
+`jaxmoe.engine.streaming` are kinds of their own.
 """
 
 import abc
@@ -266,3 +267,26 @@ class Fixed(AbstractDemand):
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         return Usage(seconds=self.seconds, busy={}, amount={}, delay=self.seconds)
+
+
+class Launch(AbstractDemand):
+    """Kernels that are timed as a whole by a model of their own, on every node alike, or on the network.
+
+    An exchange takes `held` of a node's processors, a part of them, as long as it lasts: what nodes compute beside it
+    is so much slower.
+    """
+
+    seconds: Float[Array, "*lead"]
+    on: Server = eqx.field(static=True, default="nodes")
+    held: Float[Array, "..."] | None = None
+
+    @property
+    def server(self) -> Server:  # type: ignore[override]
+        return self.on
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        seconds = self.seconds[..., None]
+        busy = {"link": seconds} if self.on == "network" else {NODE: seconds, COMPUTE: seconds}
+        if self.held is not None:
+            busy[NODE] = self.held[..., None] * seconds
+        return Usage(seconds=self.seconds, busy=busy, amount={}, delay=jnp.zeros_like(self.seconds))

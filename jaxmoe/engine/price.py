@@ -24,6 +24,12 @@ def price(machine: Machine, schedule: AbstractSchedule, stages: Stages, reductio
     return _assembled(machine, schedule, [_evenly(each, many) for each in priced], reduction)
 
 
+def price_alike(machine: Machine, schedule: AbstractSchedule, part: Stages, reduction: AbstractReduction) -> LayerTime:
+    """Time of a batch in micro-batches that are alike, from the stages of one of them."""
+    priced, many = [stage.priced(machine, reduction) for stage in part], schedule.micro_batches
+    return _assembled(machine, schedule, [_times(each, many) for each in priced], reduction)
+
+
 def price_parts(
     machine: Machine,
     schedule: AbstractSchedule,
@@ -51,7 +57,12 @@ def price_parts(
 
 def _evenly(stage: Priced, many: int) -> Priced:
     """Splits a stage of a batch into `many` equal parts on a new leading axis."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf / many, (many, *leaf.shape)), stage)
+    return _times(jax.tree.map(lambda leaf: leaf / many, stage), many)
+
+
+def _times(part: Priced, many: int) -> Priced:
+    """A stage of `many` parts like this one, on a new leading axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (many, *leaf.shape)), part)
 
 
 def _assembled(

@@ -1,6 +1,7 @@
 """How the stages of a layer follow each other: stages with their seconds become the time of the layer.
 
-- `Serial`: every stage begins when those before it have ended, t = t_comp + 2 t_comm (hd_moe Eq. 12).
+- `Serial`: every stage begins when those before it have ended, t = t_comp + 2 t_comm (hd_moe Eq. 12). Stages with the
+  same ones before them run side by side.
 - `Overlap`: network and nodes of a block serve different work at once, so the longer of them counts: the limit of many
   micro-batches, or of two batches that take turns.
 - `Pipelined`: the batch in `m` micro-batches of successive tokens. The network serves one stage at a time, in the
@@ -24,6 +25,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.engine.demand import Server
 from jaxmoe.engine.stage import Priced
+from jaxmoe.engine.times import NODE
 from jaxmoe.errors import InputError
 from jaxmoe.relax import AbstractReduction
 
@@ -71,9 +73,27 @@ class Serial(AbstractSchedule):
         ends: dict[str, Seconds] = {}
         for stage in stages:
             begin = [ends[name] for name in stage.before if name in ends]
-            ends[stage.name] = _last(begin, reduction) + stage.usage.seconds.sum()
+            ends[stage.name] = reduce(jnp.add, _held(stage, stages), _last(begin, reduction)) + _seconds(stage)
         awaited = {name for stage in stages for name in stage.before}
         return _last([end for name, end in ends.items() if name not in awaited], reduction)
+
+
+def _seconds(stage: Priced) -> Seconds:
+    return stage.usage.seconds.sum()
+
+
+def _held(stage: Priced, stages: list[Priced]) -> list[Seconds]:
+    """Seconds of nodes that exchanges take which run beside a stage of nodes, s."""
+    if stage.server != "nodes":
+        return []
+    beside = [each for each in stages if each.server == "network" and each.before == stage.before]
+    return [node_seconds(each).sum() for each in beside if NODE in each.usage.busy]
+
+
+def node_seconds(stage: Priced) -> Float[Array, "..."]:
+    """Seconds of the busiest node in a stage; 0 for traffic that takes none of it."""
+    busy = stage.usage.busy.get(NODE)
+    return jnp.zeros_like(stage.usage.seconds) if busy is None else busy.max(axis=-1)
 
 
 def _last(ends: list[Seconds], reduction: AbstractReduction) -> Seconds | float:
@@ -93,7 +113,7 @@ class Overlap(AbstractSchedule):
 
     def of_block(self, stages, reduction):
         def served(server: Server) -> list[Seconds]:
-            return [stage.usage.seconds.sum() for stage in stages if stage.server == server]
+            return [_seconds(stage) for stage in stages if stage.server == server]
 
         sums = [reduce(jnp.add, each) for each in (served("network"), served("nodes")) if each]
         beside = [_last(sums, reduction)] if sums else []

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 import equinox as eqx
+import jax
 
 from jaxmoe.engine.demand import AbstractDemand, Server, Usage
 from jaxmoe.engine.times import EXPERTS
@@ -19,7 +20,10 @@ runs before the stages, `background` on idle links, and `hidden` is reported but
 
 
 class Stage(eqx.Module):
-    """One stage of a layer; `before` are the names of the stages that come before it in its block."""
+    """One stage of a layer; `before` are the names of the stages that come before it in its block.
+
+    Layers that are alike are one block, whose stages are those of one of them and `repeat` how many they are.
+    """
 
     name: str = eqx.field(static=True)
     demand: AbstractDemand
@@ -27,11 +31,14 @@ class Stage(eqx.Module):
     block: str = eqx.field(static=True, default=EXPERTS)
     split: Split = eqx.field(static=True, default="tokens")
     charge: Charge = eqx.field(static=True, default="stage")
+    repeat: int = eqx.field(static=True, default=1)
 
     def priced(self, machine: Machine, reduction: AbstractReduction) -> "Priced":
-        """The stage with its usage in place of its demand."""
+        """The stage with the usage of all its layers in place of its demand."""
         usage, server = self.demand.usage(machine, reduction), self.demand.server
-        return Priced(self.name, usage, server, self.before, self.block, self.split, self.charge)
+        if self.repeat > 1:
+            usage = jax.tree.map(lambda leaf: self.repeat * leaf, usage)
+        return Priced(self.name, usage, server, self.before, self.block, self.split, self.charge, self.repeat)
 
 
 class Priced(eqx.Module):
@@ -44,6 +51,7 @@ class Priced(eqx.Module):
     block: str = eqx.field(static=True)
     split: Split = eqx.field(static=True)
     charge: Charge = eqx.field(static=True)
+    repeat: int = eqx.field(static=True, default=1)
 
     def priced(self, machine: Machine, reduction: AbstractReduction) -> "Priced":
         """The stage as it is: what is the same in every step is priced once."""

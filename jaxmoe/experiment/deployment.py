@@ -9,6 +9,7 @@ from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.config.files import find_kernels
 from jaxmoe.config.model import build_model
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, beside, read_exchanges
 from jaxmoe.hardware.gpu.files import KernelFile, at_sheet, read_kernels
 from jaxmoe.models import MoEModel
 from jaxmoe.serving.closed_loop import BACKENDS, OVERHEADS, Backend, Overheads, Served, Users, serve
@@ -67,8 +68,10 @@ def deployed(scenario: Scenario) -> Deployed:
             f"deployment.tensor * deployment.data is {deployment.devices}; expected at most the "
             f"{scenario.hardware.num_nodes} GPUs of the machine. Lower one of them."
         )
-    file = at_sheet(read_kernels(find_kernels(die.gemm.path)), die.gemm.sheet)
-    return _laid(asked, model, deployment, file, die.memory_capacity_GB * GIGA)
+    path = find_kernels(die.gemm.path)
+    file = at_sheet(read_kernels(path), die.gemm.sheet)
+    deepep = read_exchanges(beside(path)) if beside(path).exists() else None
+    return _laid(asked, model, deployment, file, deepep, die.memory_capacity_GB * GIGA)
 
 
 def other_layouts(scenario: Scenario) -> Iterator[Deployed]:
@@ -87,20 +90,25 @@ def other_layouts(scenario: Scenario) -> Iterator[Deployed]:
                 continue
             try:
                 capacity = own.memory.capacity / own.backend.memory_part
-                yield _laid(asked, own.step.model, other, own.step.kernels.file, capacity)
+                yield _laid(asked, own.step.model, other, own.step.kernels.file, own.step.deepep, capacity)
             except DeploymentError:
                 continue
 
 
 def _laid(
-    asked: DeploymentConfig, model: MoEModel, deployment: Deployment, file: KernelFile, capacity: float
+    asked: DeploymentConfig,
+    model: MoEModel,
+    deployment: Deployment,
+    file: KernelFile,
+    deepep: ExchangeFile | None,
+    capacity: float,
 ) -> Deployed:
     backend = BACKENDS[deployment.backend]
     kernels = Kernels(file, deployment.backend)
     gating = expert_loads(model.num_experts, model.top_k, deployment.expert_ranks, asked.gating_spread)
     context = asked.prompt_tokens + asked.output_tokens / 2
     return Deployed(
-        ModelStep(model, deployment, kernels, gating),
+        ModelStep(model, deployment, kernels, gating, deepep),
         memory_of(model, deployment, capacity * backend.memory_part, context),
         Users(float(asked.concurrency), float(asked.prompt_tokens), float(asked.output_tokens)),
         backend,
@@ -117,6 +125,9 @@ def _deployment(asked: DeploymentConfig, model: MoEModel) -> Deployment:
         asked.products or _precision(max(model.bytes.attention, model.bytes.dense)),
         asked.experts or _precision(model.bytes.experts),
         asked.cache or ("fp8" if model.bytes.kv <= 1 else "bfloat16"),
+        asked.overlap,
+        asked.exchange,
+        asked.processors,
     )
 
 

@@ -1,9 +1,15 @@
 """How a model is laid over GPUs: parallelism, precisions and the backend that serves it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxmoe.errors import InputError
 from jaxmoe.models import GroupedQueryAttention, MoEModel
+
+Overlap = Literal["serial", "two_batches", "shared_beside_dispatch"]
+Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency"]
+# Processors of a GPU that an exchange takes while it runs: NCCL's channels (assumed), DeepEP's default, none by a hook.
+PROCESSORS: dict[Exchange, int] = {"collectives": 24, "deepep_normal": 20, "deepep_low_latency": 0}
 
 
 class DeploymentError(InputError):
@@ -15,7 +21,9 @@ class Deployment:
     """Attention in `data` groups of `tensor` GPUs, experts over all of these in `expert_ranks` groups.
 
     Each group of experts cuts them over `tensor * data / expert_ranks` GPUs. Precisions have the names of measured
-    tables: `products` of all weights but the experts', `experts`, and the `cache` of keys and values.
+    tables: `products` of all weights but the experts', `experts`, and the `cache` of keys and values. `overlap` says what
+    runs beside what, `exchange` how tokens get to their experts, and `processors` what of a GPU it takes meanwhile, by
+    default that of `PROCESSORS`.
     """
 
     backend: str
@@ -25,6 +33,14 @@ class Deployment:
     products: str = "bfloat16"
     experts: str = "bfloat16"
     cache: str = "bfloat16"
+    overlap: Overlap = "serial"
+    exchange: Exchange = "collectives"
+    processors: int | None = None
+
+    @property
+    def held(self) -> int:
+        """Processors of a GPU that an exchange takes while it runs."""
+        return PROCESSORS[self.exchange] if self.processors is None else self.processors
 
     @property
     def devices(self) -> int:
@@ -53,10 +69,31 @@ def check_deployment(model: MoEModel, deployment: Deployment) -> None:
         heads, cut = model.attention.kv_heads, deployment.tensor
         if heads % cut and cut % heads:
             _divides(heads, cut, "tensor", f"the {heads} KV heads, or a multiple of them")
+    _check_overlap(model, deployment)
     if deployment.backend == "vllm" and deployment.expert_ranks not in (1, deployment.devices):
         raise DeploymentError(
             f"deployment.expert_ranks is {deployment.expert_ranks}; expected 1 or {deployment.devices}, all GPUs, as "
             "vLLM has no other"
+        )
+
+
+def _check_overlap(model: MoEModel, deployment: Deployment) -> None:
+    """Raise `DeploymentError` for an overlap of what is not there."""
+    if deployment.exchange != "collectives" and deployment.expert_ranks < deployment.devices:
+        raise DeploymentError(
+            f"deployment.exchange is {deployment.exchange}, which takes tokens to whole experts, but expert_ranks is "
+            f"{deployment.expert_ranks}; expected {deployment.devices}, all GPUs, or exchange collectives"
+        )
+    if deployment.overlap != "shared_beside_dispatch":
+        return
+    if model.shared_experts is None:
+        raise DeploymentError(
+            f"deployment.overlap is shared_beside_dispatch, but {model.name} has no shared experts; take serial"
+        )
+    if deployment.data == 1 and deployment.exchange == "collectives":
+        raise DeploymentError(
+            "deployment.overlap is shared_beside_dispatch, but with deployment.data 1 every GPU has all tokens and none "
+            "are dispatched; take serial, or data-parallel attention"
         )
 
 

@@ -8,12 +8,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.gpu import terms
 from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.latent import LatentSizes, latent_decode, latent_prefill, with_projections
 from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, WEIGHT_BYTES, Sheet
-from jaxmoe.hardware.gpu.terms import ExpertLoads, Numbers
+from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Numbers
+from jaxmoe.hardware.machine import Die, Machine, node_memory
 
 # What another precision's kernel stands in for, the nearest first.
 NEAREST = {
@@ -27,6 +29,9 @@ SAME_NUMBERS = {name: {"fp8", "fp8_block"} for name in ("fp8", "fp8_block")}
 # Kernels of experts without a gate, and of a few tokens alone.
 OTHER_EXPERTS = ("nongated", "min_latency")
 OF_ALL_EXPERTS = ("vllm_fp8moe_triton_tritonexperts",)
+# Kernels of experts behind DeepEP's exchanges, by their operation; the normal ones fill blocks of rows.
+BEHIND = {"deepep_normal": "moe_context", "deepep_low_latency": "moe_generation"}
+IN_BLOCKS = "deepep_normal"
 OF_SOME_EXPERTS = ("vllm_fp8moe_flashinfer_cutlass_flashinferexperts",)
 GATED = 3.0  # products of an expert
 Names = Mapping[str, str]
@@ -52,6 +57,12 @@ class Kernels:
         """The data sheet of the GPU."""
         return self.file.sheet
 
+    @property
+    def machine(self) -> Machine:
+        """One GPU as the engine's machine; all do alike, and the fullest is timed."""
+        alone = Mesh.uniform(self.sheet.link, 0.0, shape=(1, 1))
+        return Machine(alone, Die(self.sheet.bf16[None]), node_memory(self.sheet.bandwidth[None]))
+
     def product(self, rows: Given, columns: Given, inner: Given, precision: str) -> Seconds:
         """One product [rows, inner] by [inner, columns], of what lies on the GPU.
 
@@ -74,17 +85,24 @@ class Kernels:
         top_k: Given,
         precision: str,
         parallel: bool,
+        behind: str = "collectives",
     ) -> Seconds:
         """All gated experts of a GPU; `inner` is the part of their intermediate size there.
 
-        With `parallel`, GPUs have different experts, for which vLLM takes other kernels on Hopper.
+        With `parallel`, GPUs have different experts, for which vLLM takes other kernels on Hopper. `behind` is the
+        exchange that brings the tokens; DeepEP's have kernels of their own, which take whole blocks of rows.
         """
+        own = [each for each in self.file.of_kind("moe") if each.names["op_name"] == BEHIND.get(behind)]
         unusual = (*OTHER_EXPERTS, *(OF_ALL_EXPERTS if parallel else OF_SOME_EXPERTS))
         kernel = self._choose(
             "moe",
             {"moe_dtype": precision},
-            lambda names: names["op_name"] == "moe" and not names["kernel_source"].endswith(unusual),
+            lambda names: (
+                names["op_name"] == (BEHIND[behind] if own else "moe") and not names["kernel_source"].endswith(unusual)
+            ),
         )
+        if behind == IN_BLOCKS and own:
+            loads = loads._replace(slots=TILE_ROWS[-1] * loads.tiles[..., -1])
         given = [loads, *_arrays(hidden, inner, experts, top_k)]
         return self._time(kernel, _experts, given, kernel.names["moe_dtype"])
 
@@ -127,11 +145,18 @@ class Kernels:
         return _least([self._time(each, _latent_prefill, given, *_of_latent(each.names)) for each in kernels])
 
     def latent_decode(
-        self, batch: Given, cached: Given, heads: Given, sizes: LatentSizes, precision: str, cache: str
+        self,
+        batch: Given,
+        cached: Given,
+        heads: Given,
+        sizes: LatentSizes,
+        precision: str,
+        cache: str,
+        queries: Given = 1.0,
     ) -> Seconds:
-        """A module of latent attention, projections included, for one new token of each sequence."""
+        """A module of latent attention, projections included, for `queries` new tokens of each sequence."""
         kernels = self._latent("mla_generation_module", precision, cache)
-        given = [sizes, *_arrays(batch, cached, heads)]
+        given = [sizes, *_arrays(batch, cached, heads, queries)]
         return _least([self._time(each, _latent_decode, given, *_of_latent(each.names)) for each in kernels])
 
     def collective(self, operation: str, bytes_: Given, ranks: Given) -> Seconds:
@@ -282,10 +307,18 @@ def _latent_prefill(
 
 
 def _latent_decode(
-    sheet: Sheet, precision: str, cache: str, sizes: LatentSizes, batch: Numbers, cached: Numbers, heads: Numbers
+    sheet: Sheet,
+    precision: str,
+    cache: str,
+    sizes: LatentSizes,
+    batch: Numbers,
+    cached: Numbers,
+    heads: Numbers,
+    queries: Numbers,
 ) -> Terms:
-    found = latent_decode(batch, cached, heads, sizes, sheet, WEIGHT_BYTES[cache])
-    return with_projections(found, batch, heads, sizes, sheet, precision)
+    # Queries of a sequence share its keys, as heads do.
+    found = latent_decode(batch, cached, heads * queries, sizes, sheet, WEIGHT_BYTES[cache])
+    return with_projections(found, batch * queries, heads, sizes, sheet, precision)
 
 
 def _collective(sheet: Sheet, operation: str, bytes_: Numbers, ranks: Numbers) -> Terms:

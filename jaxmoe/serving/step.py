@@ -1,90 +1,175 @@
-"""One forward pass of a whole model as it is deployed: the seconds of each of its parts.
+"""One forward pass of a whole model as it is deployed: stages of the engine, by kernels that were measured.
 
-Prompts that are read (prefill) and sequences that get one more token (decode) may share a step, as backends chunk
-prompts. Weights are read once for both; each has an attention kernel of its own.
+Prompts that are read (prefill) and sequences that get more tokens (decode) may share a step, as backends chunk prompts.
+Weights are read once for both; each has an attention kernel of its own. Layers that are alike are one block of stages.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.engine import AbstractSchedule, Launch, LayerTime, Serial, Stage, TwoBatches, price_alike
+from jaxmoe.engine.stage import Priced, Stages, chained
+from jaxmoe.engine.times import EXPERTS
+from jaxmoe.hardware.gpu.deepep_files import ExchangeFile
 from jaxmoe.hardware.gpu.latent import LatentSizes
 from jaxmoe.hardware.gpu.terms import Numbers
+from jaxmoe.hardware.machine import Machine
 from jaxmoe.models import GroupedQueryAttention, LatentAttention, MoEModel
+from jaxmoe.relax import HardMax
 from jaxmoe.serving.deployment import Deployment, check_deployment
+from jaxmoe.serving.exchanges import HIDDEN_BYTES, AbstractExchange, exchange_of
 from jaxmoe.serving.gating import ExpertLoadTable
 from jaxmoe.serving.kernels import Given, Kernels
 
 # Norms, rotary positions, quantisation and routing of a layer, which no table has: assumed, not fitted.
 SMALL_KERNELS = 8
 SMALL_SECONDS = 2e-6  # each, in a CUDA graph
-HIDDEN_BYTES = 2.0
-Parts = Mapping[str, Float[Array, "..."]]
+SCHEDULES: Mapping[str, AbstractSchedule] = {
+    "serial": Serial(),
+    "two_batches": TwoBatches(),
+    "shared_beside_dispatch": Serial(),  # of stages that have the same one before them
+}
+THERE, BACK, SHARED, ROUTED = "exchange there", "exchange back", "shared", "experts"
+DENSE = " of dense layers"  # what ends the name of their stages
+EXCHANGES = ("sum", THERE, BACK)
+PARTS = (
+    *("projections", "decode attention", "prefill attention", "exchange"),
+    *("router", ROUTED, SHARED, "dense", "small", "head"),
+)
+Seconds = Float[Array, "..."]
+Demands = dict[str, Launch]  # of one layer, by the stage, in their order
 
 
 class StepLoad(NamedTuple):
     """Tokens and sequences of a step on each data-parallel rank, of any common shape.
 
     `decoding` sequences of `context` tokens get one token each; `prefilled` tokens of new prompts of `prompt` tokens
-    are read.
+    are read. With speculative tokens, a decoding sequence has `queries` tokens of its own in a step.
     """
 
     decoding: Given
     context: Given
     prefilled: Given = 0.0
     prompt: Given = 1.0
+    queries: Given = 1.0
+
+    @property
+    def tokens(self) -> Numbers:
+        """Tokens that pass the layers."""
+        return self.decoding * self.queries + self.prefilled
+
+    @property
+    def answered(self) -> Numbers:
+        """Tokens that pass the head."""
+        return self.decoding * self.queries + self.prefilled / self.prompt
+
+    def part(self, count: int) -> "StepLoad":
+        """One of so many equal micro-batches."""
+        return self._replace(decoding=self.decoding / count, prefilled=self.prefilled / count)
 
 
 @dataclass(frozen=True, eq=False)
 class ModelStep:
-    """A model in a deployment on GPUs whose kernels are known.
+    """A model in a deployment on GPUs whose kernels are known; `deepep` are its exchanges where it names them.
 
-    Raises `DeploymentError` for one that cannot be.
+    Raises `DeploymentError` for one that cannot be, and `KernelFileError` for exchanges that are not known.
     """
 
     model: MoEModel
     deployment: Deployment
     kernels: Kernels
     gating: ExpertLoadTable
+    deepep: ExchangeFile | None = None
 
     def __post_init__(self) -> None:
         check_deployment(self.model, self.deployment)
+        _ = self.exchange
 
-    def seconds(self, batch: StepLoad) -> Float[Array, "..."]:
-        """Seconds of a step, all parts one after another."""
-        return sum(self.parts(batch).values(), jnp.zeros(()))
+    @property
+    def exchange(self) -> AbstractExchange:
+        """How tokens get to their experts and back."""
+        return exchange_of(self.model, self.deployment, self.kernels, self.deepep)
 
-    def parts(self, batch: StepLoad) -> dict[str, Float[Array, "..."]]:
-        """Seconds of each part of a step, all layers together; latent attention has its projections inside."""
+    @property
+    def schedule(self) -> AbstractSchedule:
+        """How its stages follow each other."""
+        return SCHEDULES[self.deployment.overlap]
+
+    def seconds(self, batch: StepLoad) -> Seconds:
+        """Seconds of a step."""
+        return self.time(batch).total
+
+    def parts(self, batch: StepLoad) -> dict[str, Seconds]:
+        """Seconds of each part of a step, all layers together; latent attention has its projections inside.
+
+        What runs beside something else counts in full.
+        """
+        found: dict[str, Seconds] = {"exchange": jnp.zeros(())}
+        for name, seconds in self.time(batch).stages.items():
+            part = name.removesuffix(DENSE)
+            part = "exchange" if part in EXCHANGES else part
+            found[part] = found.get(part, 0.0) + seconds
+        return {part: found[part] for part in PARTS if part in found}
+
+    def time(self, batch: StepLoad) -> LayerTime:
+        """Time of a step from its stages; a leaf has the shape of the batch, then its own."""
         batch = StepLoad(*(jnp.asarray(number, jnp.float32) for number in batch))
-        tokens = batch.decoding + batch.prefilled
-        sequences = batch.decoding + batch.prefilled / batch.prompt
-        layers, sparse, dense = self.model.num_layers, len(self.model.moe_layer_ids), self.model.num_dense_layers
-        parts = {name: layers * seconds for name, seconds in self._attention(batch).items()}
-        parts["exchange"] = layers * self._exchange(tokens)
-        parts["router"] = sparse * self._product(tokens, self.model.num_experts, self.model.hidden_size, "bfloat16")
-        parts["experts"] = sparse * self._experts(tokens)
-        if (shared := self.model.shared_experts) is not None:
-            parts["shared"] = sparse * self._ffn(tokens, shared.count * shared.size)
-        if dense:
-            parts["dense"] = dense * self._ffn(tokens, self.model.dense_size or 0)
-        parts["small"] = layers * self._small(tokens)
-        parts["head"] = self._head(sequences)
-        return {name: jnp.where(tokens > 0, seconds, 0.0) for name, seconds in parts.items()}
+        stages = self.lower(batch.part(self.schedule.micro_batches))
+        return _priced(self.kernels.machine, self.schedule, stages, jnp.broadcast_shapes(*map(jnp.shape, batch)))
 
-    def _attention(self, batch: StepLoad) -> dict[str, Float[Array, "..."]]:
+    def lower(self, batch: StepLoad) -> Stages:
+        """Stages of a step, or of a micro-batch."""
+        model, attention = self.model, self._attention(batch)
+        sparse = _block({**attention, **self._routed(batch)}, EXPERTS, len(model.moe_layer_ids))
+        if self.deployment.overlap == "shared_beside_dispatch":
+            sparse = _beside(sparse, SHARED, THERE)
+        head = _block({"head": Launch(self._head(batch.answered))}, "head", 1)
+        dense: Stages = ()
+        if model.num_dense_layers:
+            dense = _block({**attention, **self._dense(batch)}, "dense", model.num_dense_layers, DENSE)
+        return tuple(_where_any(stage, batch.tokens) for stage in (*dense, *sparse, *head))
+
+    # Stages of one layer.
+
+    def _attention(self, batch: StepLoad) -> Demands:
         match self.model.attention:
             case LatentAttention() as attention:
-                return self._latent(batch, attention)
+                found = self._latent(batch, attention)
             case GroupedQueryAttention() as attention:
-                return self._grouped(batch, attention)
-        raise AssertionError("checked when it was made")
+                found = self._grouped(batch, attention)
+            case _:
+                raise AssertionError("checked when it was made")
+        named = {name: Launch(seconds) for name, seconds in found.items()}
+        return _given({**named, "small": Launch(self._small(batch.tokens)), "sum": self.exchange.added(batch.tokens)})
 
-    def _grouped(self, batch: StepLoad, attention: GroupedQueryAttention) -> dict[str, Float[Array, "..."]]:
-        cut, tokens = self.deployment.tensor, batch.decoding + batch.prefilled
+    def _routed(self, batch: StepLoad) -> Demands:
+        tokens, model = batch.tokens, self.model
+        router = self._product(tokens, model.num_experts, model.hidden_size, "bfloat16")
+        shared = model.shared_experts
+        return _given(
+            {
+                "router": Launch(router),
+                THERE: self.exchange.there(tokens),
+                SHARED: None if shared is None else Launch(self._ffn(tokens, shared.count * shared.size)),
+                ROUTED: Launch(self._experts(tokens)),
+                BACK: self.exchange.back(tokens),
+            }
+        )
+
+    def _dense(self, batch: StepLoad) -> Demands:
+        tokens, dense = batch.tokens, Launch(self._ffn(batch.tokens, self.model.dense_size or 0))
+        if self.deployment.exchange != "collectives":  # each GPU has its tokens and all weights
+            return {"dense": dense}
+        return _given({THERE: self.exchange.there(tokens), "dense": dense, BACK: self.exchange.back(tokens)})
+
+    def _grouped(self, batch: StepLoad, attention: GroupedQueryAttention) -> dict[str, Seconds]:
+        cut, tokens = self.deployment.tensor, batch.tokens
         heads, kv_heads = attention.heads / cut, max(attention.kv_heads / cut, 1.0)
         size, hidden, precision = attention.head_size, self.model.hidden_size, self.deployment.products
         products = self._product(tokens, (heads + 2 * kv_heads) * size, hidden, precision)
@@ -93,16 +178,14 @@ class ModelStep:
         decode, prefill = jnp.zeros(()), jnp.zeros(())
         for window, layers in attention.windows(self.model.num_layers):
             part = layers / self.model.num_layers
-            shape = (heads, kv_heads, size, window, self.deployment.cache)
-            decode += part * self.kernels.decode(jnp.maximum(batch.decoding, 1.0), batch.context, *shape)
-            prefill += part * scale * self.kernels.prefill(prompts, batch.prompt, *shape)
-        return {
-            "projections": products,
-            "decode attention": jnp.where(batch.decoding > 0, decode, 0.0),
-            "prefill attention": jnp.where(batch.prefilled > 0, prefill, 0.0),
-        }
+            shape = (kv_heads, size, window, self.deployment.cache)
+            sequences = jnp.maximum(batch.decoding, 1.0)
+            # Queries of a sequence share its keys, as heads do.
+            decode += part * self.kernels.decode(sequences, batch.context, heads * batch.queries, *shape)
+            prefill += part * scale * self.kernels.prefill(prompts, batch.prompt, heads, *shape)
+        return {"projections": products} | _apart(batch, decode, prefill)
 
-    def _latent(self, batch: StepLoad, attention: LatentAttention) -> dict[str, Float[Array, "..."]]:
+    def _latent(self, batch: StepLoad, attention: LatentAttention) -> dict[str, Seconds]:
         heads = attention.heads / self.deployment.tensor
         sizes = LatentSizes(
             self.model.hidden_size,
@@ -115,47 +198,77 @@ class ModelStep:
         how = (sizes, self.deployment.products, self.deployment.cache)
         prompts, scale = _prompts(batch)
         context = batch.context if attention.attends is None else jnp.minimum(batch.context, attention.attends)
-        decode = self.kernels.latent_decode(jnp.maximum(batch.decoding, 1.0), context, heads, *how)
+        decode = self.kernels.latent_decode(jnp.maximum(batch.decoding, 1.0), context, heads, *how, batch.queries)
         prefill = scale * self.kernels.latent_prefill(prompts, batch.prompt, heads, *how)
-        return {
-            "decode attention": jnp.where(batch.decoding > 0, decode, 0.0),
-            "prefill attention": jnp.where(batch.prefilled > 0, prefill, 0.0),
-        }
+        return _apart(batch, decode, prefill)
 
-    def _exchange(self, tokens: Numbers) -> Float[Array, "..."]:
-        """Exchanges of a layer: sums of partial results, or with data-parallel attention all tokens there and back."""
-        bytes_ = tokens * self.model.hidden_size * HIDDEN_BYTES
-        attention = self.kernels.collective("all_reduce", bytes_, self.deployment.tensor)
-        if self.deployment.data == 1:
-            return 2 * attention
-        everywhere, devices = bytes_ * self.deployment.data, self.deployment.devices
-        there = self.kernels.collective("all_gather", everywhere, devices)
-        return attention + there + self.kernels.collective("reduce_scatter", everywhere, devices)
-
-    def _experts(self, tokens: Numbers) -> Float[Array, "..."]:
+    def _experts(self, tokens: Numbers) -> Seconds:
         model, deployment = self.model, self.deployment
         loads = self.gating(tokens * deployment.data)
         inner, experts = model.expert_size / deployment.expert_tensor, model.num_experts / deployment.expert_ranks
         sizes = (model.hidden_size, inner, experts, model.top_k)
-        return self.kernels.experts(loads, *sizes, deployment.experts, deployment.expert_ranks > 1)
+        how = (deployment.experts, deployment.expert_ranks > 1, deployment.exchange)
+        return self.kernels.experts(loads, *sizes, *how)
 
-    def _ffn(self, tokens: Numbers, size: int) -> Float[Array, "..."]:
+    def _ffn(self, tokens: Numbers, size: int) -> Seconds:
         own, hidden, precision = size / self.deployment.tensor, self.model.hidden_size, self.deployment.products
         return self._product(tokens, 2 * own, hidden, precision) + self._product(tokens, hidden, own, precision)
 
-    def _small(self, tokens: Numbers) -> Float[Array, "..."]:
+    def _small(self, tokens: Numbers) -> Seconds:
         bytes_ = 2 * tokens * self.model.hidden_size * HIDDEN_BYTES
         return SMALL_KERNELS * (SMALL_SECONDS + bytes_ / self.kernels.sheet.bandwidth)
 
-    def _head(self, sequences: Numbers) -> Float[Array, "..."]:
+    def _head(self, tokens: Numbers) -> Seconds:
         vocabulary = (self.model.vocabulary_size or 0) / self.deployment.tensor
-        return self._product(sequences, max(vocabulary, 1.0), self.model.hidden_size, "bfloat16")
+        return self._product(tokens, max(vocabulary, 1.0), self.model.hidden_size, "bfloat16")
 
-    def _product(self, rows: Numbers, columns: float | int, inner: float | int, precision: str) -> Float[Array, "..."]:
+    def _product(self, rows: Numbers, columns: float | int, inner: float | int, precision: str) -> Seconds:
         return self.kernels.product(jnp.maximum(rows, 1.0), columns, inner, precision)
 
 
-def _prompts(batch: StepLoad) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+def _given(demands: dict[str, Launch | None]) -> Demands:
+    return {name: demand for name, demand in demands.items() if demand is not None}
+
+
+def _block(demands: Demands, block: str, layers: int, suffix: str = "") -> Stages:
+    """Stages of so many layers, one after another."""
+    return chained(Stage(name + suffix, each, block=block, repeat=layers) for name, each in demands.items())
+
+
+def _beside(stages: Stages, moved: str, other: str) -> Stages:
+    """The stage `moved`, which follows the `other`, beside it; what followed waits for both."""
+    start = next(stage.before for stage in stages if stage.name == other)
+
+    def before(stage: Stage | Priced) -> tuple[str, ...]:
+        if stage.name == moved:
+            return start
+        return (other, moved) if moved in stage.before else stage.before
+
+    return tuple(replace(stage, before=before(stage)) for stage in stages)
+
+
+def _where_any(stage: Stage | Priced, tokens: Numbers) -> Stage:
+    """The stage, of no time where a step has no tokens."""
+    assert isinstance(stage, Stage) and isinstance(stage.demand, Launch)
+    demand = replace(stage.demand, seconds=jnp.where(tokens > 0, stage.demand.seconds, 0.0))
+    return replace(stage, demand=demand)
+
+
+@eqx.filter_jit
+def _priced(machine: Machine, schedule: AbstractSchedule, stages: Stages, shape: tuple[int, ...]) -> LayerTime:
+    """Times of steps of a common shape."""
+    rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape).ravel(), stages)
+    times = jax.vmap(lambda row: price_alike(machine, schedule, row, HardMax()))(rows)
+    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), times)
+
+
+def _apart(batch: StepLoad, decode: Seconds, prefill: Seconds) -> dict[str, Seconds]:
+    """Attention of both kinds, none where a step has no sequences of its kind."""
+    decode, prefill = jnp.where(batch.decoding > 0, decode, 0.0), jnp.where(batch.prefilled > 0, prefill, 0.0)
+    return {"decode attention": decode, "prefill attention": prefill}
+
+
+def _prompts(batch: StepLoad) -> tuple[Seconds, Seconds]:
     """Whole prompts of a step, and the part of one that is read where a step reads less."""
     whole = batch.prefilled / batch.prompt
     return jnp.maximum(whole, 1.0), jnp.minimum(whole, 1.0)

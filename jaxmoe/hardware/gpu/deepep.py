@@ -27,8 +27,8 @@ LEAST = 1e-12  # s, below which a level takes no time
 class Links(NamedTuple):
     """Data-sheet rates of a GPU, B/s each way: to the others of its node, and to other nodes."""
 
-    link: float
-    network: float = NETWORK
+    link: Any
+    network: Any = NETWORK
 
 
 class Load(NamedTuple):

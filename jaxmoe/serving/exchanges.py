@@ -1,0 +1,166 @@
+"""How hidden vectors get to the experts of a deployment and back: seconds of both ways, and what these take of a GPU.
+
+Collectives are those of the backend or NCCL, within a node. DeepEP's normal kernels have processors of their own as long
+as they run; its low-latency kernels hand over to the network and free the GPU (a hook receives what came).
+"""
+
+import abc
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jaxmoe.engine import Launch
+from jaxmoe.hardware.gpu.deepep import BYTES, Load, copies_of
+from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, KnownExchange
+from jaxmoe.hardware.gpu.files import KernelFileError
+from jaxmoe.hardware.gpu.terms import Numbers
+from jaxmoe.models import MoEModel
+from jaxmoe.serving.deployment import Deployment
+from jaxmoe.serving.kernels import Kernels
+
+HIDDEN_BYTES = 2.0
+GPUS = 8  # of a node
+PARTS = {"deepep_normal": ("transmit", "notify"), "deepep_low_latency": ("avg_t",)}
+
+
+class AbstractExchange(abc.ABC):
+    """Exchanges of a layer: `added` sums partial results of attention, then tokens go `there` and `back`.
+
+    Each is for so many tokens of a data-parallel rank, and `None` where a deployment has no such exchange.
+    """
+
+    @abc.abstractmethod
+    def added(self, tokens: Numbers) -> Launch | None: ...
+
+    @abc.abstractmethod
+    def there(self, tokens: Numbers) -> Launch | None: ...
+
+    @abc.abstractmethod
+    def back(self, tokens: Numbers) -> Launch | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives(AbstractExchange):
+    """Sums of partial results; with data-parallel attention all tokens there, and sums of their results back."""
+
+    model: MoEModel
+    deployment: Deployment
+    kernels: Kernels
+
+    def added(self, tokens: Numbers) -> Launch | None:
+        return self._launch("all_reduce", self._bytes(tokens), self.deployment.tensor)
+
+    def there(self, tokens: Numbers) -> Launch | None:
+        if self.deployment.data == 1:
+            return None
+        return self._launch("all_gather", self._bytes(tokens) * self.deployment.data, self.deployment.devices)
+
+    def back(self, tokens: Numbers) -> Launch | None:
+        if self.deployment.data == 1:
+            return self.added(tokens)
+        return self._launch("reduce_scatter", self._bytes(tokens) * self.deployment.data, self.deployment.devices)
+
+    def _bytes(self, tokens: Numbers) -> Numbers:
+        return tokens * self.model.hidden_size * HIDDEN_BYTES
+
+    def _launch(self, operation: str, bytes_: Numbers, ranks: int) -> Launch | None:
+        if ranks == 1:
+            return None
+        seconds = self.kernels.collective(operation, bytes_, ranks)
+        return Launch(seconds, "network", self.deployment.held / self.kernels.sheet.processors)
+
+
+@dataclass(frozen=True, eq=False)
+class DeepEP(AbstractExchange):
+    """DeepEP's exchange between all GPUs, by kernels fitted to measurements, over the links of the GPU's data sheet.
+
+    Choices fall evenly on a token's groups. Raises `KernelFileError` where its kernels are not known for so many nodes.
+    """
+
+    model: MoEModel
+    deployment: Deployment
+    kernels: Kernels
+    file: ExchangeFile
+
+    def __post_init__(self) -> None:
+        for side in BYTES:
+            self._chosen(side)
+
+    def added(self, tokens: Numbers) -> Launch | None:
+        """An all-reduce within a node."""
+        return Collectives(self.model, self.deployment, self.kernels).added(tokens)
+
+    def there(self, tokens: Numbers) -> Launch | None:
+        return self._launch("dispatch", tokens)
+
+    def back(self, tokens: Numbers) -> Launch | None:
+        return self._launch("combine", tokens)
+
+    @property
+    def nodes(self) -> int:
+        return max(self.deployment.devices // GPUS, 1)
+
+    def _launch(self, side: str, tokens: Numbers) -> Launch:
+        sheet, load = self.kernels.sheet, self._load(side, tokens)
+        links = self.file.links._replace(link=sheet.link)
+        times = [known.kernel.seconds(load, links) for known in self._chosen(side)]
+        return Launch(sum(times, jnp.zeros(())), "network", self.deployment.held / sheet.processors)
+
+    def _load(self, side: str, tokens: Numbers) -> Load:
+        normal = self.deployment.exchange == "deepep_normal"
+        gpus, nodes = self._copies()
+        return Load(
+            tokens=jnp.maximum(tokens, 1.0) / self.deployment.tensor,
+            vector=jnp.asarray(self.model.hidden_size * BYTES[side]),
+            choices=jnp.asarray(float(self.model.top_k)),
+            experts=jnp.asarray(float(self.model.num_experts)),
+            gpu_copies=jnp.asarray(gpus),
+            node_copies=jnp.asarray(nodes),
+            nodes=jnp.asarray(float(self.nodes)),
+            gpus=jnp.asarray(float(min(self.deployment.devices, GPUS))),
+            processors=jnp.asarray(float(self.deployment.held)) if normal else self.kernels.sheet.processors,
+        )
+
+    def _copies(self) -> tuple[float, float]:
+        """GPUs and nodes that a token reaches on average, where its groups of experts are as likely as any others."""
+        model, gpus, nodes = self.model, self.deployment.expert_ranks, self.nodes
+        groups, chosen = model.expert_groups or 1, model.groups_per_token or 1
+        near = model.num_experts * chosen // groups  # experts that it chooses among
+
+        def reached(many: int) -> float:
+            if groups % many == 0 and many < groups:
+                return copies_of(many, groups, chosen)
+            if many % groups:
+                return copies_of(many, model.num_experts, model.top_k)
+            return copies_of(many * chosen // groups, near, model.top_k)
+
+        return reached(gpus), reached(nodes)
+
+    def _chosen(self, side: str) -> list[KnownExchange]:
+        """The kernel of a side, and its notice on several nodes: of each, the one with the most measured rows."""
+        across = "nodes" if self.nodes > 1 else "node"
+        found = []
+        for part in PARTS[self.deployment.exchange]:
+            wanted = {"side": side, "part": part, "across": across}
+            fits = [each for each in self.file.exchanges if wanted.items() <= each.names.items()]
+            if fits:
+                found.append(max(fits, key=lambda each: each.told["rows"]))
+            elif part != "notify":
+                raise KernelFileError(
+                    f"{self.file.system}: has no {side} of {self.deployment.exchange} on {self.nodes} nodes; "
+                    "calibrate with a table of it"
+                )
+        return found
+
+
+def exchange_of(
+    model: MoEModel, deployment: Deployment, kernels: Kernels, file: ExchangeFile | None
+) -> AbstractExchange:
+    """The exchange that a deployment names. Raises `KernelFileError` where its kernels are not known."""
+    if deployment.exchange == "collectives":
+        return Collectives(model, deployment, kernels)
+    if file is None:
+        raise KernelFileError(
+            f"{kernels.file.system}: has no exchanges of DeepEP; take deployment.exchange collectives"
+        )
+    return DeepEP(model, deployment, kernels, file)
