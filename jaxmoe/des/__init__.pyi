@@ -20,6 +20,9 @@ from .layer import replay_plan as replay_plan
 from .layers_in_turn import StreamRun as StreamRun
 from .layers_in_turn import run_layers as run_layers
 from .layers_in_turn import weight_transfers as weight_transfers
+from .steps import StepLaunch as StepLaunch
+from .steps import StepReplay as StepReplay
+from .steps import replay_step as replay_step
 from .tasks import GraphBuilder as GraphBuilder
 from .tasks import Send as Send
 from .tasks import TaskGraph as TaskGraph

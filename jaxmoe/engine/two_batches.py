@@ -1,9 +1,9 @@
 """Two micro-batches that take turns through all layers: one's exchange runs beside the other's compute.
 
-Each server has one queue, in the order in which an engine launches: a run of stages for the first micro-batch, then for
-the second. With runs c1, n1, c2, n2, ... of nodes and network in turn, n1 of the first and c1 of the second begin
-together, when c1 of the first has ended; c2 of the first and n1 of the second begin when both of these have ended; and so
-on. So time is a sum of windows, each as long as an exchange or what is computed beside it, whichever is longer:
+Each server has one queue, in the order in which an engine launches: a run of stages for the first micro-batch, then
+for the second. With runs c1, n1, c2, n2, ... of nodes and network in turn, n1 of the first and c1 of the second begin
+together, when c1 of the first has ended; c2 of the first and n1 of the second begin when both of these have ended; and
+so on. So time is a sum of windows, each as long as an exchange or what is computed beside it, whichever is longer:
 
     c1 + max(n1, c1) + max(n1, c2) + max(n2, c2) + max(n2, c3) + ... + n_last
 
@@ -49,8 +49,8 @@ class TwoBatches(AbstractSchedule):
         for stage in stages:
             if stage.server == "machine" or stage.split == "whole":
                 raise ScheduleError(
-                    f"two batches take turns on nodes and network, but the stage {stage.name} needs both or is of whole "
-                    "batches; use serial"
+                    f"two batches take turns on nodes and network, but the stage {stage.name} needs both or is of "
+                    "whole batches; use serial"
                 )
             blocks.setdefault(stage.block, []).append(stage)
         nodes, network, held = (

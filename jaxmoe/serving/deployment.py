@@ -21,9 +21,9 @@ class Deployment:
     """Attention in `data` groups of `tensor` GPUs, experts over all of these in `expert_ranks` groups.
 
     Each group of experts cuts them over `tensor * data / expert_ranks` GPUs. Precisions have the names of measured
-    tables: `products` of all weights but the experts', `experts`, and the `cache` of keys and values. `overlap` says what
-    runs beside what, `exchange` how tokens get to their experts, and `processors` what of a GPU it takes meanwhile, by
-    default that of `PROCESSORS`.
+    tables: `products` of all weights but the experts', `experts`, and the `cache` of keys and values. `overlap` says
+    what runs beside what, `exchange` how tokens get to their experts, and `processors` what of a GPU it takes
+    meanwhile, by default that of `PROCESSORS`.
     """
 
     backend: str
@@ -92,8 +92,8 @@ def _check_overlap(model: MoEModel, deployment: Deployment) -> None:
         )
     if deployment.data == 1 and deployment.exchange == "collectives":
         raise DeploymentError(
-            "deployment.overlap is shared_beside_dispatch, but with deployment.data 1 every GPU has all tokens and none "
-            "are dispatched; take serial, or data-parallel attention"
+            "deployment.overlap is shared_beside_dispatch, but with deployment.data 1 every GPU has all tokens and "
+            "none are dispatched; take serial, or data-parallel attention"
         )
 
 

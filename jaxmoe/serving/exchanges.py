@@ -1,7 +1,7 @@
 """How hidden vectors get to the experts of a deployment and back: seconds of both ways, and what these take of a GPU.
 
-Collectives are those of the backend or NCCL, within a node. DeepEP's normal kernels have processors of their own as long
-as they run; its low-latency kernels hand over to the network and free the GPU (a hook receives what came).
+Collectives are those of the backend or NCCL, within a node. DeepEP's normal kernels have processors of their own as
+long as they run; its low-latency kernels hand over to the network and free the GPU (a hook receives what came).
 """
 
 import abc

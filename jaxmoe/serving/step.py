@@ -249,7 +249,8 @@ def _beside(stages: Stages, moved: str, other: str) -> Stages:
 
 def _where_any(stage: Stage | Priced, tokens: Numbers) -> Stage:
     """The stage, of no time where a step has no tokens."""
-    assert isinstance(stage, Stage) and isinstance(stage.demand, Launch)
+    assert isinstance(stage, Stage)
+    assert isinstance(stage.demand, Launch)
     demand = replace(stage.demand, seconds=jnp.where(tokens > 0, stage.demand.seconds, 0.0))
     return replace(stage, demand=demand)
 

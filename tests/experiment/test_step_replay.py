@@ -1,0 +1,115 @@
+"""Whole steps, the engine's time against a replay launch by launch, and gradients against finite differences."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmoe.des import StepLaunch, replay_step
+from jaxmoe.experiment.step_replay import replay_of
+from jaxmoe.serving.step import StepLoad
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
+from test_step import GROUPED, LATENT, SHEET, step_of
+
+# The replay by hand.
+
+
+def test_an_exchange_slows_what_runs_beside_it():
+    """4 s of kernels beside 2 s of an exchange that holds a quarter: 1.5 s of them are done, 2.5 s are left."""
+    run = replay_step([StepLaunch("exchange", "network", 2.0, held=0.25), StepLaunch("kernel", "nodes", 4.0)])
+    assert run.end.tolist() == [2.0, 4.5]
+
+
+def test_kernels_that_end_first_leave_the_exchange_alone():
+    run = replay_step([StepLaunch("exchange", "network", 2.0, held=0.5), StepLaunch("kernel", "nodes", 0.5)])
+    assert run.end.tolist() == [2.0, 1.0]
+
+
+def test_launches_wait_for_others_and_for_their_queue():
+    run = replay_step(
+        [
+            StepLaunch("one", "nodes", 1.0),
+            StepLaunch("there", "network", 3.0, (0,)),
+            StepLaunch("two", "nodes", 1.0, (1,)),
+            StepLaunch("three", "nodes", 1.0),  # behind "two" in its queue, though it waits for nobody
+        ]
+    )
+    assert run.begin.tolist() == [0.0, 1.0, 4.0, 5.0]
+    assert run.seconds == 6.0
+
+
+def test_a_queue_that_waits_for_what_is_behind_is_told():
+    with pytest.raises(ValueError, match="one wait for launches behind them"):
+        replay_step([StepLaunch("one", "nodes", 1.0, (1,)), StepLaunch("two", "nodes", 1.0)])
+
+
+# Model against replay.
+
+LAYOUTS = [
+    {"tensor": 2},
+    {"data": 2, "expert_ranks": 2},
+    {"data": 2, "expert_ranks": 2, "overlap": "shared_beside_dispatch"},
+    {"data": 2, "expert_ranks": 2, "overlap": "shared_beside_dispatch", "processors": 5},
+    {"tensor": 2, "overlap": "two_batches", "processors": 0},
+    {"data": 2, "expert_ranks": 2, "overlap": "two_batches", "processors": 0},
+    {"data": 2, "expert_ranks": 2, "overlap": "two_batches", "processors": 5},
+    {"data": 4, "expert_ranks": 4, "overlap": "two_batches", "processors": 9},
+]
+DECODING = np.array([8.0, 512.0, 0.0, 16.0])
+CONTEXT = np.array([500.0, 2000.0, 1.0, 200.0])
+PREFILLED = np.array([0.0, 0.0, 8192.0, 1024.0])
+
+
+def test_the_model_agrees_with_the_replay():
+    """Both are exact here: fixed queues leave nothing to the fluid sharing of processors but its sum in a window."""
+    told, replayed = [], []
+    for model in (GROUPED, LATENT):
+        for layout in LAYOUTS:
+            step = step_of(model, **layout)
+            told += np.asarray(step.seconds(StepLoad(DECODING, CONTEXT, PREFILLED, 512.0))).tolist()
+            loads = zip(DECODING, CONTEXT, PREFILLED, strict=True)
+            replayed += [replay_of(step, StepLoad(*load, 512.0)).seconds for load in loads]
+    told, replayed = np.array(told), np.array(replayed)
+    assert len(told) == 64
+    assert np.abs(told / replayed - 1).max() < 0.005
+    assert 1 - ((told - replayed) ** 2).sum() / ((replayed - replayed.mean()) ** 2).sum() > 0.999
+
+
+def test_what_overlaps_is_not_slower_than_its_parts_nor_quicker_than_its_longest_server():
+    batch = StepLoad(256.0, 2000.0)
+    serial, hooked, held = (
+        step_of(data=2, expert_ranks=2, overlap=overlap, processors=processors)
+        for overlap, processors in (("serial", 0), ("two_batches", 0), ("two_batches", 10))
+    )
+    parts = hooked.parts(batch)
+    exchange, all_parts = float(parts["exchange"]), float(sum(parts.values()))
+    assert max(exchange, all_parts - exchange) < float(hooked.seconds(batch)) < all_parts
+    assert float(held.seconds(batch)) == pytest.approx(all_parts, rel=1e-5)  # all processors are held: nothing overlaps
+    assert float(sum(serial.parts(batch).values())) == pytest.approx(float(serial.seconds(batch)), rel=1e-6)
+
+
+# Gradients.
+
+NUMBERS = ("bandwidth", "bf16", "processors", "link")
+
+
+@pytest.mark.parametrize("overlap", ["serial", "two_batches", "shared_beside_dispatch"])
+def test_the_gradient_of_tokens_a_second_is_their_slope(overlap):
+    """By every number of the data sheet that a step in bfloat16 has."""
+
+    def rate(factors):
+        sheet = replace(SHEET, **{name: getattr(SHEET, name) * factors[at] for at, name in enumerate(NUMBERS)})
+        step = step_of(sheet=sheet, data=2, expert_ranks=2, overlap=overlap, processors=2)
+        return 2 * 200.0 / step.seconds(StepLoad(200.0, 2000.0))
+
+    slope = jax.grad(rate)(jnp.ones(len(NUMBERS)))
+    for at in range(len(NUMBERS)):
+        step = 0.01 * jnp.eye(len(NUMBERS))[at]
+        around = float(rate(1 + step) - rate(1 - step)) / 0.02
+        if NUMBERS[at] != "processors":  # whole waves of tiles: its gradient passes as if they were not rounded
+            assert float(slope[at]) == pytest.approx(around, rel=0.02, abs=1e-4 * float(rate(jnp.ones(4))))
