@@ -43,8 +43,8 @@ class DeploymentConfig(Section):
     processors: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="the number of a GPU's processors that an exchange takes while it runs, or null for 24 of "
-        "collectives, 20 of deepep_normal, and 0 of deepep_low_latency, which has a hook",
-        examples=[20],
+        "collectives and of deepep_normal, and 0 of deepep_low_latency, which has a hook",
+        examples=[24],
     )
     concurrency: Count = Field(default=64, description="the number of requests in flight", examples=[64])
     prompt_tokens: Count = Field(default=1024, description="the mean number of tokens of a prompt", examples=[1024])

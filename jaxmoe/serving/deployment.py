@@ -8,8 +8,9 @@ from jaxmoe.models import GroupedQueryAttention, MoEModel
 
 Overlap = Literal["serial", "two_batches", "shared_beside_dispatch"]
 Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency"]
-# Processors of a GPU that an exchange takes while it runs: NCCL's channels (assumed), DeepEP's default, none by a hook.
-PROCESSORS: dict[Exchange, int] = {"collectives": 24, "deepep_normal": 20, "deepep_low_latency": 0}
+# Processors of a GPU that an exchange takes while it runs: NCCL's channels (assumed), those of DeepEP's own example,
+# and none with a hook.
+PROCESSORS: dict[Exchange, int] = {"collectives": 24, "deepep_normal": 24, "deepep_low_latency": 0}
 
 
 class DeploymentError(InputError):
@@ -41,6 +42,11 @@ class Deployment:
     def held(self) -> int:
         """Processors of a GPU that an exchange takes while it runs."""
         return PROCESSORS[self.exchange] if self.processors is None else self.processors
+
+    @property
+    def set_aside(self) -> int:
+        """Processors that kernels leave to the exchange all the time: engines do so where two batches take turns."""
+        return self.held if self.overlap == "two_batches" else 0
 
     @property
     def devices(self) -> int:

@@ -8,6 +8,7 @@ import abc
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jaxmoe.engine import Launch
 from jaxmoe.hardware.gpu.deepep import BYTES, Load, copies_of
@@ -39,6 +40,11 @@ class AbstractExchange(abc.ABC):
     def back(self, tokens: Numbers) -> Launch | None: ...
 
 
+def _shared(deployment: Deployment, kernels: Kernels) -> Float[Array, ""]:
+    """The part of a GPU's processors that an exchange takes from the kernels beside it."""
+    return (deployment.held - deployment.set_aside) / kernels.sheet.processors
+
+
 @dataclass(frozen=True, eq=False)
 class Collectives(AbstractExchange):
     """Sums of partial results; with data-parallel attention all tokens there, and sums of their results back."""
@@ -67,7 +73,7 @@ class Collectives(AbstractExchange):
         if ranks == 1:
             return None
         seconds = self.kernels.collective(operation, bytes_, ranks)
-        return Launch(seconds, "network", self.deployment.held / self.kernels.sheet.processors)
+        return Launch(seconds, "network", _shared(self.deployment, self.kernels))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +110,7 @@ class DeepEP(AbstractExchange):
         sheet, load = self.kernels.sheet, self._load(side, tokens)
         links = self.file.links._replace(link=sheet.link)
         times = [known.kernel.seconds(load, links) for known in self._chosen(side)]
-        return Launch(sum(times, jnp.zeros(())), "network", self.deployment.held / sheet.processors)
+        return Launch(sum(times, jnp.zeros(())), "network", _shared(self.deployment, self.kernels))
 
     def _load(self, side: str, tokens: Numbers) -> Load:
         normal = self.deployment.exchange == "deepep_normal"

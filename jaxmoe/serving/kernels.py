@@ -1,7 +1,7 @@
 """The fitted kernels that a backend runs on a GPU, by what they compute; others stand in for what is not measured."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
@@ -62,6 +62,12 @@ class Kernels:
         """One GPU as the engine's machine; all do alike, and the fullest is timed."""
         alone = Mesh.uniform(self.sheet.link, 0.0, shape=(1, 1))
         return Machine(alone, Die(self.sheet.bf16[None]), node_memory(self.sheet.bandwidth[None]))
+
+    def without(self, processors: int) -> "Kernels":
+        """These kernels where others have so many of the GPU's processors."""
+        if processors == 0:
+            return self
+        return replace(self, file=replace(self.file, sheet=self.sheet.without(processors)))
 
     def product(self, rows: Given, columns: Given, inner: Given, precision: str) -> Seconds:
         """One product [rows, inner] by [inner, columns], of what lies on the GPU.

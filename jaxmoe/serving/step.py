@@ -97,6 +97,11 @@ class ModelStep:
         return exchange_of(self.model, self.deployment, self.kernels, self.deepep)
 
     @property
+    def free(self) -> Kernels:
+        """The kernels on the processors that no exchange has to itself."""
+        return self.kernels.without(self.deployment.set_aside)
+
+    @property
     def schedule(self) -> AbstractSchedule:
         """How its stages follow each other."""
         return SCHEDULES[self.deployment.overlap]
@@ -181,8 +186,8 @@ class ModelStep:
             shape = (kv_heads, size, window, self.deployment.cache)
             sequences = jnp.maximum(batch.decoding, 1.0)
             # Queries of a sequence share its keys, as heads do.
-            decode += part * self.kernels.decode(sequences, batch.context, heads * batch.queries, *shape)
-            prefill += part * scale * self.kernels.prefill(prompts, batch.prompt, heads, *shape)
+            decode += part * self.free.decode(sequences, batch.context, heads * batch.queries, *shape)
+            prefill += part * scale * self.free.prefill(prompts, batch.prompt, heads, *shape)
         return {"projections": products} | _apart(batch, decode, prefill)
 
     def _latent(self, batch: StepLoad, attention: LatentAttention) -> dict[str, Seconds]:
@@ -198,8 +203,8 @@ class ModelStep:
         how = (sizes, self.deployment.products, self.deployment.cache)
         prompts, scale = _prompts(batch)
         context = batch.context if attention.attends is None else jnp.minimum(batch.context, attention.attends)
-        decode = self.kernels.latent_decode(jnp.maximum(batch.decoding, 1.0), context, heads, *how, batch.queries)
-        prefill = scale * self.kernels.latent_prefill(prompts, batch.prompt, heads, *how)
+        decode = self.free.latent_decode(jnp.maximum(batch.decoding, 1.0), context, heads, *how, batch.queries)
+        prefill = scale * self.free.latent_prefill(prompts, batch.prompt, heads, *how)
         return _apart(batch, decode, prefill)
 
     def _experts(self, tokens: Numbers) -> Seconds:
@@ -208,7 +213,7 @@ class ModelStep:
         inner, experts = model.expert_size / deployment.expert_tensor, model.num_experts / deployment.expert_ranks
         sizes = (model.hidden_size, inner, experts, model.top_k)
         how = (deployment.experts, deployment.expert_ranks > 1, deployment.exchange)
-        return self.kernels.experts(loads, *sizes, *how)
+        return self.free.experts(loads, *sizes, *how)
 
     def _ffn(self, tokens: Numbers, size: int) -> Seconds:
         own, hidden, precision = size / self.deployment.tensor, self.model.hidden_size, self.deployment.products
@@ -216,14 +221,14 @@ class ModelStep:
 
     def _small(self, tokens: Numbers) -> Seconds:
         bytes_ = 2 * tokens * self.model.hidden_size * HIDDEN_BYTES
-        return SMALL_KERNELS * (SMALL_SECONDS + bytes_ / self.kernels.sheet.bandwidth)
+        return SMALL_KERNELS * (SMALL_SECONDS + bytes_ / self.free.sheet.bandwidth)
 
     def _head(self, tokens: Numbers) -> Seconds:
         vocabulary = (self.model.vocabulary_size or 0) / self.deployment.tensor
         return self._product(tokens, max(vocabulary, 1.0), self.model.hidden_size, "bfloat16")
 
     def _product(self, rows: Numbers, columns: float | int, inner: float | int, precision: str) -> Seconds:
-        return self.kernels.product(jnp.maximum(rows, 1.0), columns, inner, precision)
+        return self.free.product(jnp.maximum(rows, 1.0), columns, inner, precision)
 
 
 def _given(demands: dict[str, Launch | None]) -> Demands:

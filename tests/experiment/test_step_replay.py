@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from jaxmoe.des import StepLaunch, replay_step
+from jaxmoe.engine import Launch, Stage, TwoBatches, price_alike
+from jaxmoe.engine.stage import chained
 from jaxmoe.experiment.step_replay import replay_of
+from jaxmoe.relax import HardMax
 from jaxmoe.serving.step import StepLoad
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
@@ -82,15 +85,49 @@ def test_the_model_agrees_with_the_replay():
 
 def test_what_overlaps_is_not_slower_than_its_parts_nor_quicker_than_its_longest_server():
     batch = StepLoad(256.0, 2000.0)
-    serial, hooked, held = (
-        step_of(data=2, expert_ranks=2, overlap=overlap, processors=processors)
-        for overlap, processors in (("serial", 0), ("two_batches", 0), ("two_batches", 10))
+    hooked, held = (
+        step_of(data=2, expert_ranks=2, overlap="two_batches", processors=processors) for processors in (0, 5)
     )
     parts = hooked.parts(batch)
-    exchange, all_parts = float(parts["exchange"]), float(sum(parts.values()))
-    assert max(exchange, all_parts - exchange) < float(hooked.seconds(batch)) < all_parts
-    assert float(held.seconds(batch)) == pytest.approx(all_parts, rel=1e-5)  # all processors are held: nothing overlaps
-    assert float(sum(serial.parts(batch).values())) == pytest.approx(float(serial.seconds(batch)), rel=1e-6)
+    exchange, every = float(parts["exchange"]), float(sum(parts.values()))
+    assert max(exchange, every - exchange) < float(hooked.seconds(batch)) < every
+    assert float(held.parts(batch)["experts"]) > float(parts["experts"])  # on half of the processors
+    assert float(held.parts(batch)["exchange"]) == pytest.approx(exchange)
+
+
+def priced(seconds: dict[str, tuple[str, float, float]], repeat: int) -> float:
+    """Seconds of two batches through so many layers of these stages: server, seconds, and processors held."""
+    stages = chained(
+        Stage(name, Launch(jnp.asarray(time), on, jnp.asarray(held)), repeat=repeat)
+        for name, (on, time, held) in seconds.items()
+    )
+    machine = step_of().kernels.machine
+    return float(price_alike(machine, TwoBatches(), stages, HardMax()).total)
+
+
+def test_two_batches_by_hand():
+    """One layer: c of the first, c beside n, n alone; what n holds of processors comes on top of c."""
+    stages = {"c": ("nodes", 3.0, 0.0), "n": ("network", 2.0, 0.5)}
+    assert priced(stages, 1) == pytest.approx(3 + max(2, 3 + 1) + 2)
+    assert priced(stages, 2) == pytest.approx(3 + 3 * (3 + 1) + 2)
+    assert priced({"c": ("nodes", 0.5, 0.0), "n": ("network", 2.0, 0.5)}, 2) == pytest.approx(0.5 + 4 * 2)
+
+
+@pytest.mark.parametrize("held", [0.0, 0.3, 0.9])
+def test_two_batches_that_share_processors_agree_with_the_replay(held):
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        a, d, x, b = rng.uniform(0.1, 2, 4)
+        stages = {"a": ("nodes", a, 0.0), "d": ("network", d, held), "x": ("nodes", x, 0.0), "b": ("network", b, 0.0)}
+        layer = [("a", "nodes", a, 0.0), ("d", "network", d, held), ("x", "nodes", x, 0.0), ("b", "network", b, 0.0)]
+        launches: list[StepLaunch] = []
+        last: list[tuple[int, ...]] = [(), ()]
+        for half in [layer[:2], layer[2:]] * 5:
+            for part in (0, 1):
+                for name, queue, seconds, share in half:
+                    launches.append(StepLaunch(name, queue, seconds, last[part], share))
+                    last[part] = (len(launches) - 1,)
+        assert priced(stages, 5) == pytest.approx(replay_step(launches).seconds, rel=1e-5)
 
 
 # Gradients.

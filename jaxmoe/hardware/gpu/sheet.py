@@ -1,5 +1,7 @@
 """The data sheet of a GPU: peak rates, bandwidths, processors."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -35,6 +37,12 @@ class Sheet(eqx.Module):
     def rate(self, precision: str) -> Float[Array, ""]:
         """Peak FLOP/s of products of this precision."""
         return getattr(self, RATE.get(precision, "bf16"))
+
+    def without(self, processors: float | int | Float[Array, ""]) -> "Sheet":
+        """A GPU that has so many processors less, and so much less of each rate; memory and links stay."""
+        part = 1 - processors / self.processors
+        rates = {name: part * getattr(self, name) for name in ("bf16", "fp8", "fp4", "processors")}
+        return replace(self, **rates)
 
     @classmethod
     def of(cls, bandwidth: float, bf16: float, fp8: float, fp4: float, processors: float, link: float) -> "Sheet":
