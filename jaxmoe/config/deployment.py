@@ -46,6 +46,11 @@ class DeploymentConfig(Section):
         "collectives and of deepep_normal, and 0 of deepep_low_latency, which has a hook",
         examples=[24],
     )
+    redundant_experts: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="the number of further copies of experts of a layer, made and placed by EPLB",
+        examples=[32],
+    )
     concurrency: Count = Field(default=64, description="the number of requests in flight", examples=[64])
     prompt_tokens: Count = Field(default=1024, description="the mean number of tokens of a prompt", examples=[1024])
     output_tokens: Count = Field(default=1024, description="the mean number of tokens of an answer", examples=[1024])

@@ -105,11 +105,13 @@ def _laid(
 ) -> Deployed:
     backend = BACKENDS[deployment.backend]
     kernels = Kernels(file, deployment.backend)
-    gating = expert_loads(model.num_experts, model.top_k, deployment.expert_ranks, asked.gating_spread)
+    layer = (model.num_experts, model.top_k, deployment.expert_ranks)
+    gating = expert_loads(*layer, asked.gating_spread, redundant=deployment.redundant)
+    copies = 1 + deployment.redundant / model.num_experts
     context = asked.prompt_tokens + asked.output_tokens / 2
     return Deployed(
         ModelStep(model, deployment, kernels, gating, deepep),
-        memory_of(model, deployment, capacity * backend.memory_part, context),
+        memory_of(model, deployment, capacity * backend.memory_part, context, copies),
         Users(float(asked.concurrency), float(asked.prompt_tokens), float(asked.output_tokens)),
         backend,
         OVERHEADS[deployment.backend],
@@ -128,6 +130,7 @@ def _deployment(asked: DeploymentConfig, model: MoEModel) -> Deployment:
         asked.overlap,
         asked.exchange,
         asked.processors,
+        asked.redundant_experts,
     )
 
 

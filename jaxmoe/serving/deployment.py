@@ -24,7 +24,7 @@ class Deployment:
     Each group of experts cuts them over `tensor * data / expert_ranks` GPUs. Precisions have the names of measured
     tables: `products` of all weights but the experts', `experts`, and the `cache` of keys and values. `overlap` says
     what runs beside what, `exchange` how tokens get to their experts, and `processors` what of a GPU it takes
-    meanwhile, by default that of `PROCESSORS`.
+    meanwhile, by default that of `PROCESSORS`. `redundant` further copies of experts are kept.
     """
 
     backend: str
@@ -37,6 +37,7 @@ class Deployment:
     overlap: Overlap = "serial"
     exchange: Exchange = "collectives"
     processors: int | None = None
+    redundant: int = 0
 
     @property
     def held(self) -> int:
@@ -69,7 +70,9 @@ def check_deployment(model: MoEModel, deployment: Deployment) -> None:
         )
     _divides(model.attention.heads, deployment.tensor, "tensor", f"the {model.attention.heads} heads of {model.name}")
     _divides(deployment.devices, deployment.expert_ranks, "expert_ranks", f"{deployment.devices} GPUs")
-    _divides(model.num_experts, deployment.expert_ranks, "expert_ranks", f"the {model.num_experts} experts")
+    slots = model.num_experts + deployment.redundant
+    copies = f" and {deployment.redundant} copies" if deployment.redundant else ""
+    _divides(slots, deployment.expert_ranks, "expert_ranks", f"the {model.num_experts} experts{copies}")
     _divides(model.expert_size, deployment.expert_tensor, "tensor * data / expert_ranks", "the expert_size")
     if isinstance(model.attention, GroupedQueryAttention):
         heads, cut = model.attention.kv_heads, deployment.tensor

@@ -6,6 +6,7 @@ long as they run; its low-latency kernels hand over to the network and free the 
 
 import abc
 from dataclasses import dataclass
+from math import comb
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -106,6 +107,10 @@ class DeepEP(AbstractExchange):
     def nodes(self) -> int:
         return max(self.deployment.devices // GPUS, 1)
 
+    @property
+    def _slots(self) -> int:
+        return self.model.num_experts + self.deployment.redundant
+
     def _launch(self, side: str, tokens: Numbers) -> Launch:
         sheet, load = self.kernels.sheet, self._load(side, tokens)
         links = self.file.links._replace(link=sheet.link)
@@ -119,7 +124,7 @@ class DeepEP(AbstractExchange):
             tokens=jnp.maximum(tokens, 1.0) / self.deployment.tensor,
             vector=jnp.asarray(self.model.hidden_size * BYTES[side]),
             choices=jnp.asarray(float(self.model.top_k)),
-            experts=jnp.asarray(float(self.model.num_experts)),
+            experts=jnp.asarray(float(self._slots)),
             gpu_copies=jnp.asarray(gpus),
             node_copies=jnp.asarray(nodes),
             nodes=jnp.asarray(float(self.nodes)),
@@ -129,18 +134,23 @@ class DeepEP(AbstractExchange):
 
     def _copies(self) -> tuple[float, float]:
         """GPUs and nodes that a token reaches on average, where its groups of experts are as likely as any others."""
-        model, gpus, nodes = self.model, self.deployment.expert_ranks, self.nodes
-        groups, chosen = model.expert_groups or 1, model.groups_per_token or 1
-        near = model.num_experts * chosen // groups  # experts that it chooses among
+        model, slots = self.model, self._slots
+        groups, chosen, top_k = model.expert_groups, model.groups_per_token, model.top_k
+        near, size = slots * chosen // groups, slots // groups  # experts that it chooses among, and those of a group
 
         def reached(many: int) -> float:
-            if groups % many == 0 and many < groups:
-                return copies_of(many, groups, chosen)
-            if many % groups:
-                return copies_of(many, model.num_experts, model.top_k)
-            return copies_of(many * chosen // groups, near, model.top_k)
+            if groups % many == 0:  # each has several groups, of which some are chosen
+                own = groups // many
+                missed = sum(
+                    comb(own, count) * comb(groups - own, chosen - count) * comb(near - count * size, top_k)
+                    for count in range(min(own, chosen) + 1)
+                )
+                return many * (1 - missed / (comb(groups, chosen) * comb(near, top_k)))
+            if many % groups == 0:
+                return copies_of(many * chosen // groups, near, top_k)
+            return copies_of(many, slots, top_k)
 
-        return reached(gpus), reached(nodes)
+        return reached(self.deployment.expert_ranks), reached(self.nodes)
 
     def _chosen(self, side: str) -> list[KnownExchange]:
         """The kernel of a side, and its notice on several nodes: of each, the one with the most measured rows."""

@@ -210,8 +210,9 @@ class ModelStep:
     def _experts(self, tokens: Numbers) -> Seconds:
         model, deployment = self.model, self.deployment
         loads = self.gating(tokens * deployment.data)
-        inner, experts = model.expert_size / deployment.expert_tensor, model.num_experts / deployment.expert_ranks
-        sizes = (model.hidden_size, inner, experts, model.top_k)
+        inner = model.expert_size / deployment.expert_tensor
+        slots = (model.num_experts + deployment.redundant) / deployment.expert_ranks
+        sizes = (model.hidden_size, inner, slots, model.top_k)
         how = (deployment.experts, deployment.expert_ranks > 1, deployment.exchange)
         return self.free.experts(loads, *sizes, *how)
 

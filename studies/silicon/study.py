@@ -3,11 +3,13 @@
     python studies/silicon/study.py tables --data ../shared/measured/silicon/silicon_sample.csv
     python studies/silicon/study.py fit --data ../shared/measured/silicon/silicon_sample.csv
     python studies/silicon/study.py predict --data FILE.csv --rows OUT.csv
+    python studies/silicon/study.py h800
 
 `tables` writes pairs.csv and summary.csv: constants are fitted without the pairs of model and system that are judged,
 in five folds. `fit` prints the constants that jaxmoe ships, fitted to all rows. `predict` writes times of all rows of a
-file of the same columns with these, and tells their errors where it has measured ones. Each takes about a minute on two
-cores, nearly all of it compiling. See README.md.
+file of the same columns with these, and tells their errors where it has measured ones. `h800` writes h800.csv,
+h800_ratios.csv and h800_waterfall.csv: published runs of DeepSeek-V3 on many H800 and H100. Each takes about a minute
+on two cores, nearly all of it compiling. See README.md.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import h800
 import numpy as np
 from fitting import fit_overheads
 from rows import Measured, read_rows
@@ -125,6 +128,16 @@ def _of_pair(prefix: str, error: np.ndarray) -> dict[str, float]:
     return sizes | {f"{prefix}{name}_bias": np.nanmedian(error[:, at]) for at, name in enumerate(names)}
 
 
+def published_runs(out: Path) -> None:
+    """Write h800.csv, h800_ratios.csv and h800_waterfall.csv, and print them."""
+    rows = list(h800.runs())
+    for name, table in (("", rows), ("_ratios", list(h800.ratios(rows))), ("_waterfall", list(h800.waterfall()))):
+        write_table(out / f"h800{name}.csv", table, digits=4)
+        for row in table:
+            said = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
+            print(", ".join(f"{key} {value}" for key, value in said.items() if value is not None))
+
+
 def predict(times: Sequence[RowTimes], file: Path) -> None:
     """Write told times beside the columns of each configuration, with the shipped constants."""
     told = told_by(times, OVERHEADS)
@@ -147,14 +160,19 @@ def _configuration(row: Measured) -> dict[str, object]:
 
 def main() -> None:
     parser = script_options(__doc__, writes=True)
-    parser.add_argument("what", choices=("tables", "fit", "predict"))
-    parser.add_argument("--data", type=Path, required=True, help="a file of the columns of silicon_sample.csv")
+    parser.add_argument("what", choices=("tables", "fit", "predict", "h800"))
+    parser.add_argument("--data", type=Path, help="a file of the columns of silicon_sample.csv; h800 needs none")
     parser.add_argument("--rows", type=Path, metavar="OUT.csv", help="with predict: the file to write")
     options = parser.parse_args()
     _run(options, parser)
 
 
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if options.what == "h800":
+        published_runs(folder_of_tables(HERE, options))
+        return
+    if options.data is None:
+        parser.error(f"{options.what} needs --data FILE.csv")
     if options.what == "predict" and options.rows is None:
         parser.error("predict needs --rows OUT.csv")
     rows = read_rows(options.data)
