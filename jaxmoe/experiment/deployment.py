@@ -70,6 +70,12 @@ def deployed(scenario: Scenario) -> Deployed:
         )
     path = find_kernels(die.gemm.path)
     file = at_sheet(read_kernels(path), die.gemm.sheet)
+    most = int(file.sheet.processors) - 1
+    if deployment.overlap != "serial" and deployment.held > most:
+        raise DeploymentError(
+            f"deployment.processors is {deployment.held}; expected at most {most}, so that kernels beside an exchange "
+            "keep one of the GPU's"
+        )
     deepep = read_exchanges(beside(path)) if beside(path).exists() else None
     return _laid(asked, model, deployment, file, deepep, die.memory_capacity_GB * GIGA)
 

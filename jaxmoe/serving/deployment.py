@@ -93,6 +93,8 @@ def _check_overlap(model: MoEModel, deployment: Deployment) -> None:
             f"deployment.exchange is {deployment.exchange}, which takes tokens to whole experts, but expert_ranks is "
             f"{deployment.expert_ranks}; expected {deployment.devices}, all GPUs, or exchange collectives"
         )
+    if deployment.backend == "trtllm" and deployment.overlap == "two_batches":
+        raise DeploymentError("deployment.overlap is two_batches, which TensorRT-LLM does not have; take serial")
     if deployment.overlap != "shared_beside_dispatch":
         return
     if model.shared_experts is None:

@@ -1,5 +1,6 @@
 """The command that starts an engine with the deployment that was timed, by the flags of the engines' documentation."""
 
+import json
 import shlex
 
 from jaxmoe.serving.deployment import Deployment
@@ -21,6 +22,7 @@ def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
                 words += ["--dp", str(deployment.data), "--enable-dp-attention"]
             if deployment.expert_ranks > 1:
                 words += ["--ep-size", str(deployment.expert_ranks)]
+            words += _sglang_exchange(deployment)
             words += ["--max-running-requests", str(seats * deployment.data)]
         case "vllm":
             words = ["vllm", "serve", weights, "--tensor-parallel-size", str(deployment.tensor)]
@@ -28,6 +30,7 @@ def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
                 words += ["--data-parallel-size", str(deployment.data)]
             if deployment.expert_ranks > 1:
                 words.append("--enable-expert-parallel")
+            words += _vllm_exchange(deployment)
             words += ["--max-num-seqs", str(seats)]
         case _:
             words = ["trtllm-serve", weights, "--tp_size", str(deployment.devices)]
@@ -38,6 +41,27 @@ def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
     if deployment.cache == "fp8":
         words += CACHE.get(deployment.backend, ())
     return shlex.join(words)
+
+
+def _sglang_exchange(deployment: Deployment) -> list[str]:
+    words: list[str] = []
+    if deployment.exchange != "collectives":
+        words += ["--moe-a2a-backend", "deepep", "--deepep-mode", deployment.exchange.removeprefix("deepep_")]
+    if deployment.overlap == "two_batches":
+        words.append("--enable-two-batch-overlap")
+    if deployment.redundant:
+        words += ["--enable-eplb", "--ep-num-redundant-experts", str(deployment.redundant)]
+    return words
+
+
+def _vllm_exchange(deployment: Deployment) -> list[str]:
+    backends = {"deepep_normal": "deepep_high_throughput", "deepep_low_latency": "deepep_low_latency"}
+    words = ["--all2all-backend", backends[deployment.exchange]] if deployment.exchange in backends else []
+    if deployment.overlap == "two_batches":
+        words.append("--enable-dbo")
+    if deployment.redundant:
+        words += ["--enable-eplb", "--eplb-config", json.dumps({"num_redundant_experts": deployment.redundant})]
+    return words
 
 
 def engine_options(deployment: Deployment) -> str:

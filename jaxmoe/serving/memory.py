@@ -1,12 +1,14 @@
 """Memory of each GPU of a deployment: weights, keys and values, and how many sequences fit beside them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 from jaxmoe.models import GroupedQueryAttention, MoEModel
-from jaxmoe.serving.deployment import Deployment, DeploymentError
+from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
 
 WORKSPACE = 4e9  # B of activations, CUDA graphs and communication buffers: assumed
+MOST_DOUBLINGS = 5  # of the number of GPUs, for a layout that fits
 
 
 @dataclass(frozen=True)
@@ -35,24 +37,48 @@ def memory_of(
 ) -> DeviceMemory:
     """DeviceMemory of one GPU of `capacity` usable bytes, for sequences of `context` tokens on average.
 
-    `copies` times the experts are kept. Raises `DeploymentError` where weights leave no room for one sequence.
+    `copies` times the experts are kept. Raises `DeploymentError` where weights leave no room for one sequence, with
+    what takes the room and the nearest layout that leaves some.
     """
+    memory = _counted(model, deployment, capacity, context, copies)
+    if memory.sequences < 1:
+        nearest = next(_layouts_that_fit(model, deployment, capacity, context, copies), None)
+        raise DeploymentError(_does_not_fit(model, deployment, memory, nearest))
+    return memory
+
+
+def _counted(
+    model: MoEModel, deployment: Deployment, capacity: float, context: float | int, copies: float
+) -> DeviceMemory:
     expert = model.num_experts * model.expert_parameters * WEIGHT_BYTES[deployment.experts]
     layer = model.shared_expert_parameters * WEIGHT_BYTES[deployment.products]
     router = model.num_experts * model.hidden_size * 2
     sparse, dense = len(model.moe_layer_ids), model.num_dense_layers
     attention = model.num_attention_layers * model.attention_parameters + dense * model.dense_ffn_parameters
     cut = attention * WEIGHT_BYTES[deployment.products] + sparse * layer + model.embedding_parameters * 2
-    memory = DeviceMemory(
+    return DeviceMemory(
         capacity=capacity,
         experts=copies * sparse * expert / deployment.devices,
         other_weights=cut / deployment.tensor + sparse * router,
         workspace=WORKSPACE,
         cache_per_sequence=cache_bytes(model, deployment, context),
     )
-    if memory.sequences < 1:
-        raise DeploymentError(_does_not_fit(model, deployment, memory))
-    return memory
+
+
+def _layouts_that_fit(
+    model: MoEModel, deployment: Deployment, capacity: float, context: float | int, copies: float
+) -> Iterator[Deployment]:
+    """Layouts with room for a sequence, of as few GPUs as can be from its own number on, by twos."""
+    for devices in (deployment.devices * 2**power for power in range(MOST_DOUBLINGS + 1)):
+        for tensor in (count for count in range(devices, 0, -1) if devices % count == 0):
+            for ranks in dict.fromkeys((deployment.expert_ranks, devices, 1)):
+                other = replace(deployment, tensor=tensor, data=devices // tensor, expert_ranks=ranks)
+                try:
+                    check_deployment(model, other)
+                except DeploymentError:
+                    continue
+                if _counted(model, other, capacity, context, copies).sequences >= 1:
+                    yield other
 
 
 def cache_bytes(model: MoEModel, deployment: Deployment, context: float | int) -> float:
@@ -66,11 +92,16 @@ def cache_bytes(model: MoEModel, deployment: Deployment, context: float | int) -
     return sum(layers * own * min(context, window or context) for window, layers in pairs) * width
 
 
-def _does_not_fit(model: MoEModel, deployment: Deployment, memory: DeviceMemory) -> str:
+def _does_not_fit(model: MoEModel, deployment: Deployment, memory: DeviceMemory, nearest: Deployment | None) -> str:
     parts = {"experts": memory.experts, "other weights": memory.other_weights, "workspace": memory.workspace}
     told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts.items())
+    remedy = "Take narrower weights or shorter sequences."
+    if nearest is not None:
+        remedy = (
+            f"It fits with deployment.tensor {nearest.tensor}, data {nearest.data} and expert_ranks "
+            f"{nearest.expert_ranks}, on {nearest.devices} GPUs; or take narrower weights."
+        )
     return (
         f"{model.name} does not fit on {deployment.devices} GPUs of {memory.capacity / 1e9:.1f} usable GB: "
-        f"{told}, and {memory.cache_per_sequence / 1e9:.2f} GB for one sequence. Take more GPUs (a larger "
-        "deployment.tensor or deployment.data) or narrower weights."
+        f"{told}, and {memory.cache_per_sequence / 1e9:.2f} GB for one sequence. {remedy}"
     )

@@ -42,6 +42,21 @@ def test_what_does_not_fit_is_told_with_what_takes_the_room():
         memory_of(GROUPED, Deployment("sglang"), 4e9, 1000)
 
 
+def test_the_nearest_layout_that_fits_is_told():
+    """86 MB of weights: a half of them leaves room, and the fewest GPUs come first."""
+    capacity = WORKSPACE + 70e6
+    with pytest.raises(
+        DeploymentError, match=r"It fits with deployment\.tensor 2, data 1 and expert_ranks 1, on 2 GPUs"
+    ):
+        memory_of(GROUPED, Deployment("sglang"), capacity, 1000)
+    memory_of(GROUPED, Deployment("sglang", tensor=2), capacity, 1000)
+
+
+def test_a_cache_that_no_number_of_gpus_holds_has_another_remedy():
+    with pytest.raises(DeploymentError, match="Take narrower weights or shorter sequences"):
+        memory_of(LATENT, Deployment("sglang"), WORKSPACE + 1e8, 10**8)
+
+
 def test_a_single_user_waits_for_nobody():
     step = step_of()
     users = Users(1.0, 512.0, 1e6, requests=np.inf)
@@ -131,6 +146,20 @@ def test_data_parallel_ranks_share_the_users():
             Deployment("sglang", tensor=1, data=8, expert_ranks=8, cache="fp8"),
             "python -m sglang.launch_server --model-path m --tp 8 --dp 8 --enable-dp-attention --ep-size 8 "
             "--max-running-requests 104 --kv-cache-dtype fp8_e4m3",
+        ),
+        (
+            Deployment(
+                "sglang", data=8, expert_ranks=8, overlap="two_batches", exchange="deepep_low_latency", redundant=8
+            ),
+            "python -m sglang.launch_server --model-path m --tp 8 --dp 8 --enable-dp-attention --ep-size 8 "
+            "--moe-a2a-backend deepep --deepep-mode low_latency --enable-two-batch-overlap --enable-eplb "
+            "--ep-num-redundant-experts 8 --max-running-requests 104",
+        ),
+        (
+            Deployment("vllm", data=8, expert_ranks=8, overlap="two_batches", exchange="deepep_normal", redundant=8),
+            "vllm serve m --tensor-parallel-size 1 --data-parallel-size 8 --enable-expert-parallel --all2all-backend "
+            "deepep_high_throughput --enable-dbo --enable-eplb --eplb-config '{\"num_redundant_experts\": 8}' "
+            "--max-num-seqs 13",
         ),
         (
             Deployment("vllm", tensor=4, data=2, expert_ranks=8),

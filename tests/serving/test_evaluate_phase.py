@@ -60,6 +60,14 @@ REFUSED = {
     "heads": (["--set", "deployment.tensor=3"], "deployment.tensor is 3; expected a divisor of the 8 heads"),
     "GPUs": (["--set", "deployment.tensor=8"], "deployment.tensor * deployment.data is 8; expected at most the 4 GPUs"),
     "memory": (["--set", "hardware.die.memory_capacity_GB=4"], "does not fit on 2 GPUs of 3.5 usable GB: experts 0.0"),
+    "processors": (
+        ["--set", "deployment.overlap=two_batches", "--set", "deployment.processors=10"],
+        "deployment.processors is 10; expected at most 9",
+    ),
+    "exchange": (
+        ["--set", "deployment.exchange=deepep_normal", "--set", "deployment.expert_ranks=2"],
+        "has no exchanges of DeepEP; take deployment.exchange collectives",
+    ),
     "none": (["--set", "deployment=null"], "the scenario has no deployment. Write for example deployment:"),
     "roofline": (["--set", "hardware.die.gemm=null"], "no kernels that were fitted to measurements"),
     "layers": (["--layers", "0"], "--layers is given beside --phase"),
