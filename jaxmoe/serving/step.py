@@ -131,13 +131,15 @@ class ModelStep:
     def lower(self, batch: StepLoad) -> Stages:
         """Stages of a step, or of a micro-batch."""
         model, attention = self.model, self._attention(batch)
-        sparse = _block({**attention, **self._routed(batch)}, EXPERTS, len(model.moe_layer_ids))
+        dense: Stages = ()
+        sparse: Stages = ()
+        if model.num_dense_layers:
+            dense = _block({**attention, **self._dense(batch)}, "dense", model.num_dense_layers, DENSE)
+        if model.moe_layer_ids:
+            sparse = _block({**attention, **self._routed(batch)}, EXPERTS, len(model.moe_layer_ids))
         if self.deployment.overlap == "shared_beside_dispatch":
             sparse = _beside(sparse, SHARED, THERE)
         head = _block({"head": Launch(self._head(batch.answered))}, "head", 1)
-        dense: Stages = ()
-        if model.num_dense_layers:
-            dense = _block({**attention, **self._dense(batch)}, "dense", model.num_dense_layers, DENSE)
         return tuple(_where_any(stage, batch.tokens) for stage in (*dense, *sparse, *head))
 
     # Stages of one layer.

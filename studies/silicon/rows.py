@@ -3,12 +3,13 @@
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from jaxmoe.models import GroupedQueryAttention, MoEModel
 from jaxmoe.serving.deployment import Deployment
 
 # Models of the rows by the names of their weights; other rows are not covered.
@@ -24,6 +25,29 @@ MODELS = {
     "openai/gpt-oss-120b": "gpt-oss-120b",
     "openai/gpt-oss-20b": "gpt-oss-20b",
     "zhipuai/GLM-5": "glm-5",
+}
+
+
+def _dense(name: str, hidden: int, layers: int, ffn: int, heads: int, vocabulary: int) -> MoEModel:
+    return MoEModel(
+        name=name,
+        hidden_size=hidden,
+        expert_size=ffn,
+        num_experts=1,
+        top_k=1,
+        moe_layer_ids=(),
+        num_layers=layers,
+        dense_size=ffn,
+        attention=GroupedQueryAttention(heads, 8, 128),
+        vocabulary_size=vocabulary,
+    )
+
+
+# Models of rows without experts, by the configurations that they were published with.
+DENSE = {
+    "meta-llama/Llama-3.1-70B": _dense("llama-3.1-70b", 8192, 80, 28672, 64, 128256),
+    "meta-llama/Llama-3.1-8B-Instruct": _dense("llama-3.1-8b", 4096, 32, 14336, 32, 128256),
+    "nvidia/Qwen3-32B-NVFP4": _dense("qwen3-32b", 5120, 64, 25600, 64, 151936),
 }
 # All columns but these, and the concurrency in `silicon_data_source`, make a configuration.
 NO_CONFIGURATION = ("id", "silicon_data_source", "silicon_ttft_ms", "silicon_tpot_ms")
@@ -47,25 +71,20 @@ class Measured:
     @property
     def left_out_with(self) -> tuple[str, str]:
         """What is left out as a whole: the pair, with other names of one model, whose rows may be one measurement."""
-        return MODELS[self.pair[0]], self.pair[1]
+        return MODELS.get(self.pair[0], self.pair[0]), self.pair[1]
 
 
-def read_rows(path: Path) -> list[Measured]:
-    """Aggregated rows of known models, a configuration each; names of models that are not known are printed."""
+def read_rows(path: Path, mode: str = "agg", models: Collection[str] = frozenset(MODELS)) -> list[Measured]:
+    """Rows of a mode and of known models, a configuration each; names of models that are in no list are printed."""
     with path.open(newline="", encoding="utf-8") as file:
-        given = [row for row in csv.DictReader(file) if row["mode"] == "agg"]
-    if unknown := sorted({row["model_path"] for row in given if not covered(row)}):
-        print(f"left out, dense or not described here: {', '.join(unknown)}")
-    rows = [row for row in given if covered(row)]
+        given = [row for row in csv.DictReader(file) if row["mode"] == mode]
+    if unknown := sorted({row["model_path"] for row in given} - {*MODELS, *DENSE}):
+        print(f"left out, not described here: {', '.join(unknown)}")
+    rows = [row for row in given if row["model_path"] in models]
     found = defaultdict(list)
     for row in rows:
         found[configuration(row)].append(row)
     return [_measured(repeats) for repeats in found.values()]
-
-
-def covered(row: dict[str, str]) -> bool:
-    """Whether the model of a row is known here."""
-    return row["model_path"] in MODELS
 
 
 def configuration(row: dict[str, str]) -> tuple[object, ...]:

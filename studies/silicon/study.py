@@ -3,13 +3,15 @@
     python studies/silicon/study.py tables --data ../shared/measured/silicon/silicon_sample.csv
     python studies/silicon/study.py fit --data ../shared/measured/silicon/silicon_sample.csv
     python studies/silicon/study.py predict --data FILE.csv --rows OUT.csv
+    python studies/silicon/study.py others --data ../shared/measured/silicon/silicon_sample.csv
     python studies/silicon/study.py h800
 
-`tables` writes pairs.csv and summary.csv: constants are fitted without the pairs of model and system that are judged,
-in five folds. `fit` prints the constants that jaxmoe ships, fitted to all rows. `predict` writes times of all rows of a
-file of the same columns with these, and tells their errors where it has measured ones. `h800` writes h800.csv,
-h800_ratios.csv and h800_waterfall.csv: published runs of DeepSeek-V3 on many H800 and H100. Each takes about a minute
-on two cores, nearly all of it compiling. See README.md.
+`tables` writes pairs.csv, summary.csv and worst.csv: constants are fitted without the pairs of model and system that
+are judged, in five folds. `fit` prints the constants that jaxmoe ships, fitted to all rows. `predict` writes times of
+all rows of a file of the same columns with these, and tells their errors where it has measured ones. `others` writes
+others.csv: dense models, and prompts that are read on GPUs of their own, by the shipped constants, which know none of
+them. `h800` writes h800.csv, h800_ratios.csv and h800_waterfall.csv: published runs of DeepSeek-V3 on many H800 and
+H100. Each takes about a minute on two cores, nearly all of it compiling. See README.md.
 """
 
 import argparse
@@ -19,8 +21,9 @@ from pathlib import Path
 
 import h800
 import numpy as np
+from apart import has_workers, told_apart
 from fitting import fit_overheads
-from rows import Measured, read_rows
+from rows import DENSE, MODELS, Measured, read_rows
 from times import RowTimes, row_times
 
 from jaxmoe.experiment.table import folder_of_tables, script_options
@@ -59,25 +62,26 @@ def left_out(times: Sequence[RowTimes]) -> np.ndarray:
     return found
 
 
-def errors(times: Sequence[RowTimes], told: np.ndarray) -> np.ndarray:
+def errors(rows: Sequence[Measured], told: np.ndarray) -> np.ndarray:
     """Told over measured less 1, [row, 2]; -1, which is 100 %, for a row that is not covered."""
-    off = told / np.array([(each.row.first_token, each.row.per_token) for each in times]) - 1
+    off = told / np.array([(row.first_token, row.per_token) for row in rows]) - 1
     return np.where(np.isnan(told), -1.0, off)
 
 
 def summary(name: str, times: Sequence[RowTimes], told: np.ndarray) -> dict[str, object]:
     """Medians of absolute errors over rows, and of the medians of pairs."""
-    error = errors(times, told)
-    pairs = grouped(times, error, lambda row: row.pair)
+    rows = [each.row for each in times]
+    error = errors(rows, told)
+    pairs = grouped(rows, error, lambda row: row.pair)
     of_pair = np.array([np.nanmedian(np.abs(each), axis=0) for each in pairs.values()])
     large = [np.nanmedian(np.abs(each[:, 1])) for each in pairs.values() if len(each) >= LARGE]
-    rows, middle = np.nanmedian(np.abs(error), axis=0), np.nanmedian(of_pair, axis=0)
+    every, middle = np.nanmedian(np.abs(error), axis=0), np.nanmedian(of_pair, axis=0)
     return {
         "times": name,
         "rows": len(times),
         "pairs": len(of_pair),
-        "first_token_error": rows[0],
-        "per_token_error": rows[1],
+        "first_token_error": every[0],
+        "per_token_error": every[1],
         "first_token_error_of_pairs": middle[0],
         "per_token_error_of_pairs": middle[1],
         "worst_per_token_error_of_large_pairs": max(large, default=np.nan),
@@ -85,12 +89,12 @@ def summary(name: str, times: Sequence[RowTimes], told: np.ndarray) -> dict[str,
 
 
 def grouped(
-    times: Sequence[RowTimes], error: np.ndarray, key: Callable[[Measured], tuple[str, ...]]
+    rows: Sequence[Measured], error: np.ndarray, key: Callable[[Measured], tuple[str, ...]]
 ) -> dict[tuple[str, ...], np.ndarray]:
     """Errors of rows by their key, sorted."""
     found = defaultdict(list)
-    for each, one in zip(times, error, strict=True):
-        found[key(each.row)].append(one)
+    for row, one in zip(rows, error, strict=True):
+        found[key(row)].append(one)
     return {name: np.array(found[name]) for name in sorted(found)}
 
 
@@ -100,7 +104,7 @@ def with_backend(row: Measured) -> tuple[str, ...]:
 
 
 def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -> None:
-    """Write pairs.csv and summary.csv."""
+    """Write pairs.csv, summary.csv and worst.csv."""
     none = {backend: Overheads() for backend in OVERHEADS}
     judged, bare, sheet = left_out(times), told_by(times, none), told_by(roofline, none)
     found = [
@@ -109,23 +113,65 @@ def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -
         summary("data sheet alone", roofline, sheet),
     ]
     write_table(out / "summary.csv", found, digits=3)
-    alone = grouped(times, errors(times, bare), with_backend)
+    measured = [each.row for each in times]
+    alone = grouped(measured, errors(measured, bare), with_backend)
     rows = [
         dict(zip(("model", "system", "backend"), name, strict=True))
         | {"rows": len(error), **_of_pair("", error), **_of_pair("kernels_alone_", alone[name])}
-        for name, error in grouped(times, errors(times, judged), with_backend).items()
+        for name, error in grouped(measured, errors(measured, judged), with_backend).items()
     ]
     write_table(out / "pairs.csv", rows, digits=3)
+    write_table(out / "worst.csv", worst(measured, judged), digits=3)
     for row in found:
         print(
             ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in row.items())
         )
 
 
+WORST = 10
+TOLD = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "moe_quant_mode", "isl", "osl")
+LAYOUT = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+
+
+def worst(rows: Sequence[Measured], told: np.ndarray) -> list[dict[str, object]]:
+    """The rows that are told worst per token, of each configuration's factor, the worst first."""
+    factor = np.abs(np.log1p(errors(rows, told)[:, 1]))
+    return [
+        {name: rows[at].columns[name] for name in (*TOLD, *LAYOUT)}
+        | {"concurrency": rows[at].concurrency, "measured_ms": rows[at].per_token * 1e3, "told_ms": told[at, 1] * 1e3}
+        for at in np.argsort(-np.nan_to_num(factor))[:WORST]
+    ]
+
+
 def _of_pair(prefix: str, error: np.ndarray) -> dict[str, float]:
     names = ("first_token", "per_token")
     sizes = {f"{prefix}{name}_error": np.nanmedian(np.abs(error[:, at])) for at, name in enumerate(names)}
     return sizes | {f"{prefix}{name}_bias": np.nanmedian(error[:, at]) for at, name in enumerate(names)}
+
+
+def others(data: Path, out: Path) -> None:
+    """Write others.csv: errors of dense models, and of prompts read apart, by model, system and backend."""
+    found: list[dict[str, object]] = []
+    dense = row_times(read_rows(data, models=DENSE))
+    apart = [row for row in read_rows(data, "disagg", {*MODELS, *DENSE}) if has_workers(row)]
+    none = {backend: Overheads() for backend in OVERHEADS}
+    tables_ = {
+        "dense": ([each.row for each in dense], told_by(dense, OVERHEADS), told_by(dense, none)),
+        "prompts read apart": (apart, told_apart(apart, OVERHEADS), told_apart(apart, none)),
+    }
+    for kind, (rows, *told) in tables_.items():
+        of_pair = [grouped(rows, errors(rows, each), with_backend) for each in told]
+        whole = {("all", "", ""): errors(rows, told[0])} | of_pair[0]
+        alone = {("all", "", ""): errors(rows, told[1])} | of_pair[1]
+        found += [
+            {"kind": kind, **dict(zip(("model", "system", "backend"), name, strict=True)), "rows": len(error)}
+            | _of_pair("", error)
+            | _of_pair("kernels_alone_", alone[name])
+            for name, error in whole.items()
+        ]
+    write_table(out / "others.csv", found, digits=3)
+    for row in found:
+        print(", ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
 
 
 def published_runs(out: Path) -> None:
@@ -160,7 +206,7 @@ def _configuration(row: Measured) -> dict[str, object]:
 
 def main() -> None:
     parser = script_options(__doc__, writes=True)
-    parser.add_argument("what", choices=("tables", "fit", "predict", "h800"))
+    parser.add_argument("what", choices=("tables", "fit", "predict", "others", "h800"))
     parser.add_argument("--data", type=Path, help="a file of the columns of silicon_sample.csv; h800 needs none")
     parser.add_argument("--rows", type=Path, metavar="OUT.csv", help="with predict: the file to write")
     options = parser.parse_args()
@@ -175,6 +221,9 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(f"{options.what} needs --data FILE.csv")
     if options.what == "predict" and options.rows is None:
         parser.error("predict needs --rows OUT.csv")
+    if options.what == "others":
+        others(options.data, folder_of_tables(HERE, options))
+        return
     rows = read_rows(options.data)
     times = row_times(rows)
     if options.what == "predict":

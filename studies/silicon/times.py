@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from rows import MODELS, Measured, deployment_of, requests_in_flight
+from rows import DENSE, MODELS, Measured, deployment_of, requests_in_flight
 
 from jaxmoe.config import load_model
 from jaxmoe.config.files import find_kernels
@@ -97,6 +97,8 @@ def _sequences(model: MoEModel, deployment: Deployment, usable: float, row: Meas
 @cache
 def model_of(path: str) -> MoEModel:
     """The model of a row."""
+    if path in DENSE:
+        return DENSE[path]
     return build_model(load_model(MODELS[path], "model_path"))
 
 
