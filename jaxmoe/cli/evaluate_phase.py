@@ -23,8 +23,10 @@ from jaxmoe.serving.step import StepLoad
 from jaxmoe.units import GIGA
 
 CONCURRENCIES = tuple(2**power for power in range(11))
+HIDDEN = "hidden by overlap"  # what parts have more than the step, below 0
 OWN = -1  # where the requests of the scenario's own users stand, after these
 MILLI = 1e-3
+ROUNDED = 1e-6  # of a step, below which a part is none
 Curve = tuple[Served, np.ndarray]
 
 
@@ -42,6 +44,7 @@ def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: 
             served = next(iter(curves.values()))[0]
             batch = _batch(own, phase, served)
             parts = {name: float(seconds[OWN]) for name, seconds in own.step.parts(batch).items()}
+            parts[HIDDEN] = float(own.step.seconds(batch)[OWN]) - sum(parts.values())
         with clock.stage("draw"):
             _draw(folder, scenario, own, curves)
         report = _report(own, phase, parts, served)
@@ -124,7 +127,8 @@ def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: f
     if phase == "prefill":
         what = f"{_chunk(own):.0f} tokens of prompts of {prompt:.0f} a rank"
     table = new_table(f"a step of {phase}", "part", ("ms", "part of the step"), what)
-    named = {name: seconds for name, seconds in parts.items() if seconds > 0} | {"all": sum(parts.values())}
+    whole = sum(parts.values())
+    named = {name: seconds for name, seconds in parts.items() if abs(seconds) > ROUNDED * whole} | {"all": whole}
     for name, text in zip(named, aligned(seconds / MILLI for seconds in named.values()), strict=True):
         table.add_row(name, text, f"{named[name] / named['all']:.1%}")
     print_table(table)

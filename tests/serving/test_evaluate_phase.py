@@ -54,6 +54,18 @@ def test_a_step_its_users_other_layouts_memory_and_the_line(scenario, tmp_path, 
     read = evaluate(scenario, "--phase", "prefill", "--out", tmp_path / "read", "--json")
     parts = json.loads(read.stdout)["step"]["parts_s"]
     assert parts["decode attention"] == 0 < parts["prefill attention"]
+    assert parts["hidden by overlap"] == pytest.approx(0, abs=1e-9)
+
+
+def test_what_overlap_hides_is_told(scenario, tmp_path, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    given = [f"deployment.{key}" for key in ("overlap=two_batches", "processors=0", "tensor=1", "data=2")]
+    done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / "out", *(f"--set={each}" for each in given))
+    assert done.exit_code == 0, done.output
+    assert "hidden by overlap" in done.output
+    step = json.loads((tmp_path / "out" / "summary.json").read_text())["step"]
+    assert step["parts_s"]["hidden by overlap"] < 0
+    assert sum(step["parts_s"].values()) == pytest.approx(step["seconds"])
 
 
 REFUSED = {

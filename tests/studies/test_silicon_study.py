@@ -21,8 +21,8 @@ def modules():
 
     yield fitting, rows, times
     sys.path.remove(str(STUDY))
-    for name in ("fitting", "rows", "times"):
-        sys.modules.pop(name)
+    for name in ("fitting", "rows", "times", "apart"):
+        sys.modules.pop(name, None)
 
 
 def row(**values: str) -> dict[str, str]:
@@ -98,6 +98,32 @@ def test_what_its_tables_claim():
     for told in (judged, alone, sheet):
         for name in ("first_token_error", "per_token_error", "first_token_error_of_pairs", "per_token_error_of_pairs"):
             assert f"{100 * float(told[name]):.1f} |" in text
+
+
+def test_what_it_says_of_other_rows():
+    with (STUDY / "others.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == "all"]
+    text = (STUDY / "README.md").read_text()
+    for row in rows:
+        told = [
+            row[f"{prefix}{name}_error"] for prefix in ("", "kernels_alone_") for name in ("first_token", "per_token")
+        ]
+        assert f"| {row['rows']} | {' | '.join(f'{100 * float(each):.1f}' for each in told)} |" in text
+
+
+def test_prompts_that_are_read_apart(modules):
+    """Requests are reading or decoding (Little): with little to read nearly all decode, else readers set the rate."""
+    import apart
+
+    users, decode = np.array([64.0, 64.0]), np.array([10.0, 0.001])
+    read = np.array([1e-3, 0.5])
+    rate = apart._rate(users, decode, read, 2)
+    assert rate[0] == pytest.approx(6.4, rel=1e-3)
+    assert rate[1] == pytest.approx(2 / 0.5, rel=0.02)
+    given = {"num_workers": "2", "tp_size": "4", "moe_tp_size": "4", "moe_ep_size": "1", "attention_dp_size": "1"}
+    columns = row(system="h200_sxm", **{f"prefill_{name}": value for name, value in given.items()})
+    workers = apart.workers_of(modules[1].Measured(columns, 64, 1.0, 1.0), "prefill")
+    assert (workers.count, workers.deployment.tensor, workers.ranks) == (2, 4, 2)
 
 
 def test_the_shipped_constants_are_of_every_backend():
