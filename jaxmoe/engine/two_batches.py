@@ -66,10 +66,11 @@ def _runs(stages: list[Priced]) -> Runs:
     found: list[list[Array]] = []
     server = "network"
     for stage in stages:
+        nothing = jnp.zeros_like(stage.usage.seconds)
         if (stage.server == "nodes" and server == "network") or not found:
-            found.append([jnp.zeros_like(stage.usage.seconds)] * 3)
+            found.append([nothing] * 3)
         server = stage.server
         seconds, taken = stage.usage.seconds / stage.repeat, node_seconds(stage) / stage.repeat
-        add = [seconds, 0.0, 0.0] if server == "nodes" else [0.0, seconds, taken]
+        add = [seconds, nothing, nothing] if server == "nodes" else [nothing, seconds, taken]
         found[-1] = [one + other for one, other in zip(found[-1], add, strict=True)]
     return Runs(*(jnp.tile(jnp.stack(each, axis=1), stages[0].repeat) for each in zip(*found, strict=True)))

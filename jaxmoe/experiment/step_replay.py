@@ -7,7 +7,7 @@ from itertools import pairwise
 import jax.numpy as jnp
 
 from jaxmoe.des import StepLaunch, StepReplay, replay_step
-from jaxmoe.engine import Launch, Stage
+from jaxmoe.engine import Launch, Priced, Stage
 from jaxmoe.engine.stage import Stages
 from jaxmoe.serving.step import ModelStep, StepLoad
 
@@ -38,11 +38,12 @@ def _of_layers(stages: Stages) -> Iterator[StepLaunch]:
             count += len(own)
 
 
-def _launch(stage: Stage, name: str, after: tuple[int, ...]) -> StepLaunch:
+def _launch(stage: Stage | Priced, name: str, after: tuple[int, ...]) -> StepLaunch:
+    assert isinstance(stage, Stage)
     demand = stage.demand
     assert isinstance(demand, Launch)
     held = 0.0 if demand.held is None else float(demand.held)
-    return StepLaunch(name, demand.on, float(demand.seconds), after, held)
+    return StepLaunch(name, "network" if demand.on == "network" else "nodes", float(demand.seconds), after, held)
 
 
 def _in_turns(chain: list[StepLaunch], many: int) -> list[StepLaunch]:

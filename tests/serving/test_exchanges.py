@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -97,6 +98,27 @@ def test_processors_that_are_set_aside_slow_kernels_that_compute():
     assert float(step.free.sheet.bf16) == float(SHEET.bf16) / 2
     assert float(step.free.sheet.bandwidth) == float(SHEET.bandwidth)
     assert float(step.kernels.sheet.bf16) == float(SHEET.bf16)
+
+
+@pytest.mark.parametrize("overlap", ["serial", "two_batches"])
+def test_the_gradient_by_links_and_network_is_the_slope(overlap):
+    deployment = Deployment("sglang", data=16, expert_ranks=16, exchange="deepep_normal", overlap=overlap, processors=2)
+    gating = expert_loads(256, 8, 16)
+    sent = {"link": 0.0, "network": 0.0, "overlap": -2.0}
+    exchanges = tuple(exchange(side, NormalKernel, "transmit", "nodes", **sent) for side in ("dispatch", "combine"))
+
+    def rate(factors):
+        sheet = replace(SHEET, link=SHEET.link * factors[0], bandwidth=SHEET.bandwidth * factors[2])
+        file = replace(FILE, exchanges=exchanges, links=Links(1e11, 2e10 * factors[1]))
+        kernels = Kernels(replace(kernel_file(), sheet=sheet), "sglang")
+        return 512.0 / ModelStep(WIDE, deployment, kernels, gating, file).seconds(StepLoad(512.0, 500.0))
+
+    slope = jax.grad(rate)(jnp.ones(3))
+    for at in range(3):
+        step = 0.01 * jnp.eye(3)[at]
+        around = float(rate(1 + step) - rate(1 - step)) / 0.02
+        assert around > 0
+        assert float(slope[at]) == pytest.approx(around, rel=0.02)
 
 
 def test_exchanges_that_are_not_known_are_refused():

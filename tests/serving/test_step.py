@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernels_by_hand import LAUNCH, SHEET, kernel_file, known
+from oracles.compilations import compilations
 
 from jaxmoe.models import GroupedQueryAttention, LatentAttention, MoEModel, SharedExperts
 from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
@@ -122,6 +123,20 @@ def test_the_gradient_by_a_number_of_the_gpu_is_its_slope():
     around = float(seconds(jnp.asarray(1.01e12)) - seconds(jnp.asarray(0.99e12))) / 2e10
     assert float(slope) == pytest.approx(around, rel=1e-2)
     assert slope < 0
+
+
+@pytest.mark.parametrize("overlap", ["serial", "two_batches"])
+def test_another_number_compiles_nothing_anew(overlap):
+    def seconds(bandwidth, decoding):
+        sheet = replace(SHEET, bandwidth=jnp.asarray(bandwidth))
+        step = step_of(sheet=sheet, data=2, expert_ranks=2, overlap=overlap, processors=2)
+        return step.seconds(StepLoad(decoding, 2000.0))
+
+    first = float(seconds(1e12, 8.0))
+    with compilations() as compiled:
+        second = float(seconds(2e12, 9.0))
+    assert compiled == []
+    assert second != first
 
 
 # Which kernel runs.
