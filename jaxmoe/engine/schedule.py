@@ -105,7 +105,7 @@ def _last(ends: list[Seconds], reduction: AbstractReduction) -> Seconds | float:
 
 class Overlap(AbstractSchedule):
     """Overlaps compute with communication: the longer of the two sums counts. Stages that need network and nodes
-    together (`machine`) overlap with nothing and are added."""
+    together (`machine`) overlap with nothing and are added. What an exchange takes of nodes counts as compute."""
 
     @property
     def overlaps(self) -> bool:
@@ -115,7 +115,8 @@ class Overlap(AbstractSchedule):
         def served(server: Server) -> list[Seconds]:
             return [_seconds(stage) for stage in stages if stage.server == server]
 
-        sums = [reduce(jnp.add, each) for each in (served("network"), served("nodes")) if each]
+        held = [node_seconds(each).sum() for each in stages if each.server == "network" and NODE in each.usage.busy]
+        sums = [reduce(jnp.add, each) for each in (served("network"), [*served("nodes"), *held]) if each]
         beside = [_last(sums, reduction)] if sums else []
         return reduce(jnp.add, [*served("machine"), *beside])
 

@@ -8,6 +8,7 @@ from jaxmoe.models import GroupedQueryAttention, MoEModel
 
 Overlap = Literal["serial", "two_batches", "shared_beside_dispatch"]
 Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency"]
+GPUS = 8  # of a node
 # Processors of a GPU that an exchange takes while it runs: NCCL's channels (assumed), those of DeepEP's own example,
 # and none with a hook.
 PROCESSORS: dict[Exchange, int] = {"collectives": 24, "deepep_normal": 24, "deepep_low_latency": 0}
@@ -92,6 +93,16 @@ def _check_overlap(model: MoEModel, deployment: Deployment) -> None:
         raise DeploymentError(
             f"deployment.exchange is {deployment.exchange}, which takes tokens to whole experts, but expert_ranks is "
             f"{deployment.expert_ranks}; expected {deployment.devices}, all GPUs, or exchange collectives"
+        )
+    if deployment.exchange == "deepep_normal" and deployment.held < 2:
+        raise DeploymentError(
+            f"deployment.processors is {deployment.held}; expected at least 2, a channel of deepep_normal, or "
+            "deepep_low_latency, which takes none"
+        )
+    if deployment.exchange != "collectives" and deployment.devices > GPUS and deployment.devices % GPUS:
+        raise DeploymentError(
+            f"deployment.exchange is {deployment.exchange} on {deployment.devices} GPUs; expected a multiple of "
+            f"{GPUS}, whole nodes"
         )
     if deployment.backend == "trtllm" and deployment.overlap == "two_batches":
         raise DeploymentError("deployment.overlap is two_batches, which TensorRT-LLM does not have; take serial")

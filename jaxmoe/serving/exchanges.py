@@ -17,11 +17,10 @@ from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, KnownExchange
 from jaxmoe.hardware.gpu.files import KernelFileError
 from jaxmoe.hardware.gpu.terms import Numbers
 from jaxmoe.models import MoEModel
-from jaxmoe.serving.deployment import Deployment
+from jaxmoe.serving.deployment import GPUS, Deployment
 from jaxmoe.serving.kernels import Kernels
 
 HIDDEN_BYTES = 2.0
-GPUS = 8  # of a node
 PARTS = {"deepep_normal": ("transmit", "notify"), "deepep_low_latency": ("avg_t",)}
 
 

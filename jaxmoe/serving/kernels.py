@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.gpu import terms
 from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
-from jaxmoe.hardware.gpu.latent import LatentSizes, latent_decode, latent_prefill, with_projections
-from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, WEIGHT_BYTES, Sheet
+from jaxmoe.hardware.gpu.latent import LatentSizes
+from jaxmoe.hardware.gpu.sheet import Sheet
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Numbers
 from jaxmoe.hardware.machine import Die, Machine, node_memory
+from jaxmoe.serving import kernel_terms
 
 # What another precision's kernel stands in for, the nearest first.
 NEAREST = {
@@ -29,11 +29,10 @@ SAME_NUMBERS = {name: {"fp8", "fp8_block"} for name in ("fp8", "fp8_block")}
 # Kernels of experts without a gate, and of a few tokens alone.
 OTHER_EXPERTS = ("nongated", "min_latency")
 OF_ALL_EXPERTS = ("vllm_fp8moe_triton_tritonexperts",)
+OF_SOME_EXPERTS = ("vllm_fp8moe_flashinfer_cutlass_flashinferexperts",)
 # Kernels of experts behind DeepEP's exchanges, by their operation; the normal ones fill blocks of rows.
 BEHIND = {"deepep_normal": "moe_context", "deepep_low_latency": "moe_generation"}
 IN_BLOCKS = "deepep_normal"
-OF_SOME_EXPERTS = ("vllm_fp8moe_flashinfer_cutlass_flashinferexperts",)
-GATED = 3.0  # products of an expert
 Names = Mapping[str, str]
 Seconds = Float[Array, "..."]
 Given = Any
@@ -80,7 +79,7 @@ class Kernels:
         names = [{"framework": kernel.names["framework"], "gemm_dtype": each} for each in sorted(alike)]
         fits = [each for each in self.file.of_kind("gemm") if any(_has(each, some) for some in names)]
         given = _arrays(rows, columns, inner)
-        return _least([self._time(each, _product, given, each.names["gemm_dtype"]) for each in fits])
+        return _least([self._time(each, kernel_terms.product, given, each.names["gemm_dtype"]) for each in fits])
 
     def experts(
         self,
@@ -110,7 +109,7 @@ class Kernels:
         if behind == IN_BLOCKS and own:
             loads = loads._replace(slots=TILE_ROWS[-1] * loads.tiles[..., -1])
         given = [loads, *_arrays(hidden, inner, experts, top_k)]
-        return self._time(kernel, _experts, given, kernel.names["moe_dtype"])
+        return self._time(kernel, kernel_terms.experts, given, kernel.names["moe_dtype"])
 
     def prefill(
         self,
@@ -125,7 +124,7 @@ class Kernels:
         """Causal attention of `batch` new prompts of `tokens` each; `window` 0 is none."""
         kernel = self._choose("attention_context", {"kv_cache_dtype": cache})
         names = kernel.names["attn_dtype"], kernel.names["kv_cache_dtype"]
-        return self._time(kernel, _prefill, _arrays(batch, tokens, heads, kv_heads, size, window), *names)
+        return self._time(kernel, kernel_terms.prefill, _arrays(batch, tokens, heads, kv_heads, size, window), *names)
 
     def decode(
         self,
@@ -140,7 +139,7 @@ class Kernels:
         """Attention of one new token of each of `batch` sequences, of which `cached` tokens are kept."""
         kernel = self._choose("attention_generation", {"kv_cache_dtype": cache})
         given = _arrays(batch, cached, heads, kv_heads, size, window)
-        return self._time(kernel, _decode, given, kernel.names["kv_cache_dtype"])
+        return self._time(kernel, kernel_terms.decode, given, kernel.names["kv_cache_dtype"])
 
     def latent_prefill(
         self, batch: Given, tokens: Given, heads: Given, sizes: LatentSizes, precision: str, cache: str
@@ -148,7 +147,9 @@ class Kernels:
         """A module of latent attention, projections included, for new prompts."""
         kernels = self._latent("mla_context_module", precision, cache)
         given = [sizes, *_arrays(batch, tokens, heads)]
-        return _least([self._time(each, _latent_prefill, given, *_of_latent(each.names)) for each in kernels])
+        return _least(
+            [self._time(each, kernel_terms.latent_prefill, given, *_of_latent(each.names)) for each in kernels]
+        )
 
     def latent_decode(
         self,
@@ -163,7 +164,9 @@ class Kernels:
         """A module of latent attention, projections included, for `queries` new tokens of each sequence."""
         kernels = self._latent("mla_generation_module", precision, cache)
         given = [sizes, *_arrays(batch, cached, heads, queries)]
-        return _least([self._time(each, _latent_decode, given, *_of_latent(each.names)) for each in kernels])
+        return _least(
+            [self._time(each, kernel_terms.latent_decode, given, *_of_latent(each.names)) for each in kernels]
+        )
 
     def collective(self, operation: str, bytes_: Given, ranks: Given) -> Seconds:
         """A collective over `ranks` GPUs of a node, of so many bytes at each; nothing for one GPU.
@@ -171,7 +174,7 @@ class Kernels:
         An all-reduce is the faster of the backend's own and NCCL's.
         """
         given = _arrays(bytes_, ranks)
-        found = [self._time(each, _collective, given, operation) for each in self._exchanges(operation)]
+        found = [self._time(each, kernel_terms.collective, given, operation) for each in self._exchanges(operation)]
         if not found:
             raise KernelFileError(f"{self.file.system}: has no kernel of {operation}; calibrate with a table of it")
         return jnp.where(jnp.asarray(ranks) > 1, _least(found), 0.0)
@@ -253,79 +256,3 @@ def _of_latent(names: Names) -> tuple[str, str]:
 def _seconds(kernel: FittedKernel, terms_of: Callable[..., Terms], sheet: Sheet, names: Any, given: Any) -> Seconds:
     """Seconds of a kernel whose terms are those of `terms_of`; kernels of one structure share what is compiled."""
     return kernel.seconds(terms_of(sheet, *names, *given))
-
-
-# Terms of a kind by sheet, names and numbers.
-
-
-def _product(sheet: Sheet, precision: str, rows: Numbers, columns: Numbers, inner: Numbers) -> Terms:
-    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
-    return terms.product(rows, columns, inner, sheet, precision, weight, activation)
-
-
-def _experts(
-    sheet: Sheet,
-    precision: str,
-    loads: ExpertLoads,
-    hidden: Numbers,
-    inner: Numbers,
-    experts: Numbers,
-    top_k: Numbers,
-) -> Terms:
-    weight, activation = WEIGHT_BYTES[precision], ACTIVATION_BYTES.get(precision, 2.0)
-    return terms.fused_moe(loads, hidden, inner, experts, top_k, GATED, sheet, precision, weight, activation)
-
-
-def _prefill(
-    sheet: Sheet,
-    precision: str,
-    cache: str,
-    batch: Numbers,
-    tokens: Numbers,
-    heads: Numbers,
-    kv_heads: Numbers,
-    size: Numbers,
-    window: Numbers,
-) -> Terms:
-    alike = terms.Heads(heads, kv_heads, size, size, window)
-    return terms.prefill(batch, tokens, alike, sheet, precision, WEIGHT_BYTES[cache])
-
-
-def _decode(
-    sheet: Sheet,
-    cache: str,
-    batch: Numbers,
-    cached: Numbers,
-    heads: Numbers,
-    kv_heads: Numbers,
-    size: Numbers,
-    window: Numbers,
-) -> Terms:
-    alike = terms.Heads(heads, kv_heads, size, size, window)
-    return terms.decode(batch, cached, alike, sheet, "bfloat16", WEIGHT_BYTES[cache])
-
-
-def _latent_prefill(
-    sheet: Sheet, precision: str, cache: str, sizes: LatentSizes, batch: Numbers, tokens: Numbers, heads: Numbers
-) -> Terms:
-    found = latent_prefill(batch, tokens, heads, sizes, sheet, WEIGHT_BYTES[cache])
-    return with_projections(found, batch * tokens, heads, sizes, sheet, precision)
-
-
-def _latent_decode(
-    sheet: Sheet,
-    precision: str,
-    cache: str,
-    sizes: LatentSizes,
-    batch: Numbers,
-    cached: Numbers,
-    heads: Numbers,
-    queries: Numbers,
-) -> Terms:
-    # Queries of a sequence share its keys, as heads do.
-    found = latent_decode(batch, cached, heads * queries, sizes, sheet, WEIGHT_BYTES[cache])
-    return with_projections(found, batch * queries, heads, sizes, sheet, precision)
-
-
-def _collective(sheet: Sheet, operation: str, bytes_: Numbers, ranks: Numbers) -> Terms:
-    return terms.collective(operation, bytes_, jnp.maximum(ranks, 2), sheet)

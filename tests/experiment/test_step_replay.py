@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.des import StepLaunch, replay_step
-from jaxmoe.engine import Launch, Stage, TwoBatches, price_alike
+from jaxmoe.engine import AbstractSchedule, Launch, Overlap, Stage, TwoBatches, price_alike
 from jaxmoe.engine.stage import chained
 from jaxmoe.experiment.step_replay import replay_of
 from jaxmoe.relax import HardMax
@@ -95,14 +95,16 @@ def test_what_overlaps_is_not_slower_than_its_parts_nor_quicker_than_its_longest
     assert float(held.parts(batch)["exchange"]) == pytest.approx(exchange)
 
 
-def priced(seconds: dict[str, tuple[str, float, float]], repeat: int) -> float:
+def priced(
+    seconds: dict[str, tuple[str, float, float]], repeat: int, schedule: AbstractSchedule | None = None
+) -> float:
     """Seconds of two batches through so many layers of these stages: server, seconds, and processors held."""
     stages = chained(
         Stage(name, Launch(jnp.asarray(time), on, jnp.asarray(held)), repeat=repeat)
         for name, (on, time, held) in seconds.items()
     )
     machine = step_of().kernels.machine
-    return float(price_alike(machine, TwoBatches(), stages, HardMax()).total)
+    return float(price_alike(machine, schedule or TwoBatches(), stages, HardMax()).total)
 
 
 def test_two_batches_by_hand():
@@ -111,6 +113,11 @@ def test_two_batches_by_hand():
     assert priced(stages, 1) == pytest.approx(3 + max(2, 3 + 1) + 2)
     assert priced(stages, 2) == pytest.approx(3 + 3 * (3 + 1) + 2)
     assert priced({"c": ("nodes", 0.5, 0.0), "n": ("network", 2.0, 0.5)}, 2) == pytest.approx(0.5 + 4 * 2)
+
+
+def test_the_limit_of_many_batches_counts_what_exchanges_hold():
+    stages = {"c": ("nodes", 3.0, 0.0), "n": ("network", 2.0, 0.5)}
+    assert priced(stages, 2, Overlap()) == pytest.approx(2 * max(2, 3 + 1))
 
 
 @pytest.mark.parametrize("held", [0.0, 0.3, 0.9])

@@ -133,6 +133,15 @@ def test_exchanges_that_are_not_known_are_refused():
     ("layout", "said"),
     [
         ({"data": 4, "exchange": "deepep_normal"}, "expert_ranks is 1; expected 4, all GPUs, or exchange collectives"),
+        (
+            {"data": 4, "expert_ranks": 4, "exchange": "deepep_normal", "processors": 0},
+            "expected at least 2, a channel",
+        ),
+        (
+            {"data": 12, "expert_ranks": 12, "redundant": 4, "exchange": "deepep_normal"},
+            "on 12 GPUs; expected a multiple of 8, whole nodes",
+        ),
+        ({"backend": "trtllm", "tensor": 2, "overlap": "two_batches"}, "which TensorRT-LLM does not have; take serial"),
         ({"tensor": 2, "overlap": "shared_beside_dispatch"}, "with deployment.data 1 every GPU has all tokens"),
         (
             {"tensor": 4, "expert_ranks": 4, "redundant": 2},
@@ -142,7 +151,7 @@ def test_exchanges_that_are_not_known_are_refused():
 )
 def test_what_cannot_overlap_is_told(layout, said):
     with pytest.raises(DeploymentError) as refused:
-        check_deployment(GROUPED, Deployment("sglang", **layout))
+        check_deployment(GROUPED, Deployment(**{"backend": "sglang"} | layout))
     assert said in str(refused.value)
 
 
