@@ -12,6 +12,7 @@ from typing import Any
 from jaxmoe.config import load_model
 from jaxmoe.config.files import find_kernels
 from jaxmoe.config.model import build_model
+from jaxmoe.experiment.step_replay import replay_of
 from jaxmoe.hardware.gpu.deepep_files import beside, read_exchanges
 from jaxmoe.hardware.gpu.files import at_sheet, read_kernels
 from jaxmoe.models import MoEModel
@@ -67,6 +68,10 @@ class Run:
         """Tokens/s a GPU."""
         return self.tokens / float(self.step.seconds(self.load))
 
+    def replayed(self) -> float:
+        """Tokens/s a GPU as the simulator has them, launch by launch."""
+        return self.tokens / replay_of(self.step, self.load).seconds
+
 
 @cache
 def _model(drafts: bool) -> MoEModel:
@@ -121,7 +126,7 @@ def runs() -> Iterable[dict[str, object]]:
     for run in RUNS:
         told = run.told()
         error = None if run.measured is None else told / run.measured - 1
-        yield {"run": run.name, "measured": run.measured, "told": told, "error": error}
+        yield {"run": run.name, "measured": run.measured, "told": told, "error": error, "replayed": run.replayed()}
 
 
 def ratios(rows: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, object]]:

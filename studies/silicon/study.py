@@ -178,7 +178,7 @@ def published_runs(out: Path) -> None:
     """Write h800.csv, h800_ratios.csv and h800_waterfall.csv, and print them."""
     rows = list(h800.runs())
     for name, table in (("", rows), ("_ratios", list(h800.ratios(rows))), ("_waterfall", list(h800.waterfall()))):
-        write_table(out / f"h800{name}.csv", table, digits=4)
+        write_table(out / f"h800{name}.csv", table, digits=6)
         for row in table:
             said = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
             print(", ".join(f"{key} {value}" for key, value in said.items() if value is not None))

@@ -141,6 +141,7 @@ def test_what_it_says_of_published_runs():
     assert abs(float(runs["decode, 128 x 4,096, EP 128"]["error"])) <= 0.15
     assert abs(float(runs["decode, 128 x 4,096, EP 128, with MTP"]["error"])) > 0.15
     assert 0.10 < float(runs["prefill, 4 x 4,096 tokens, EP 32"]["error"]) < 0.15
+    assert all(float(row["replayed"]) == pytest.approx(float(row["told"]), rel=1e-4) for row in runs.values())
     text = (STUDY / "README.md").read_text()
     assert "14.4 (asked 10)" in text
     told = [row["told"] for row in table("h800.csv") if row["measured"]] + [
