@@ -1,13 +1,13 @@
 """Whole steps, the engine's time against a replay launch by launch, and gradients against finite differences."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels_by_hand import SHEET
+from test_step import GROUPED, LATENT, step_of
 
 from jaxmoe.des import StepLaunch, replay_step
 from jaxmoe.engine import AbstractSchedule, Launch, Overlap, Stage, TwoBatches, price_alike
@@ -15,9 +15,6 @@ from jaxmoe.engine.stage import chained
 from jaxmoe.experiment.step_replay import replay_of
 from jaxmoe.relax import HardMax
 from jaxmoe.serving.step import StepLoad
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
-from test_step import GROUPED, LATENT, SHEET, step_of
 
 # The replay by hand.
 
