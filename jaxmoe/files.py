@@ -6,26 +6,52 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
+from threading import RLock
 from typing import Any
+
+_written: list[Path] = []  # what is being written
+_writing = RLock()
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yields where to write a file or a folder; on leaving it takes the place of an older one of that name."""
-    aside, older = path.with_name(path.name + ".part"), path.with_name(path.name + ".old")
-    remove(aside)
+    aside, older = _beside(path)
+    with _writing:
+        _written.append(path)
+        remove(aside)
     try:
         yield aside
-        if path.is_dir():
-            remove(older)
-            path.rename(older)  # nothing takes the place of a folder that is not empty
-        aside.replace(path)
+        with _writing:
+            if path.is_dir():
+                remove(older)
+                path.rename(older)  # nothing takes the place of a folder that is not empty
+            aside.replace(path)
     finally:
-        remove(aside)
-        if path.exists():
-            remove(older)
-        elif older.exists():
-            older.rename(path)
+        with _writing:
+            _tidy(path)
+            _written.remove(path)
+
+
+def abandon_writes() -> None:
+    """Remove what is half written, and let no other thread write anything more: this process is about to end."""
+    _writing.acquire()
+    for path in _written:
+        _tidy(path)
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    """Where a file or folder is written, and where an older one is meanwhile."""
+    return path.with_name(path.name + ".part"), path.with_name(path.name + ".old")
+
+
+def _tidy(path: Path) -> None:
+    aside, older = _beside(path)
+    remove(aside)
+    if path.exists():
+        remove(older)
+    elif older.exists():
+        older.rename(path)
 
 
 def write_table(

@@ -21,8 +21,8 @@ RECORD = ".running"
 class FolderLock:
     """The lock on a folder, held. `earlier` is what the record says of a run that did not come to its end."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
+    def __init__(self, file: IO[str], record: Path) -> None:
+        self._file, self._record = file, record
         self.earlier = _read(file)
         self.keep = bool(self.earlier.get("result_files"))  # the record, for the next run
         self._facts = dict(self.earlier)
@@ -35,6 +35,11 @@ class FolderLock:
         self._file.truncate()
         json.dump(self._facts, self._file)
         self._file.flush()
+
+    def leave(self) -> None:
+        """Remove the record where the next run does not need it."""
+        if not self.keep:
+            self._record.unlink(missing_ok=True)
 
 
 _held: ContextVar[dict[Path, FolderLock] | None] = ContextVar("_held", default=None)  # around here, by folder
@@ -51,14 +56,13 @@ def locked(folder: Path) -> Iterator[FolderLock]:
         yield held[place]
         return
     with _locked_file(folder) as file:
-        lock = FolderLock(file)
+        lock = FolderLock(file, folder / RECORD)
         token = _held.set(held | {place: lock})
         try:
             yield lock
         finally:
             _held.reset(token)
-            if not lock.keep:
-                (folder / RECORD).unlink(missing_ok=True)
+            lock.leave()
 
 
 def _locked_file(folder: Path) -> IO[str]:

@@ -12,11 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from jaxmoe.cli import options
+from jaxmoe.cli.early_end import INTERRUPTED, watch
 from jaxmoe.cli.group_commands import plan_app, trace_app
 from jaxmoe.cli.session import (
-    INTERRUPTED,
     command_line,
-    end_at_second_interrupt,
     errors_told,
     in_paragraphs,
     runs,
@@ -330,7 +329,7 @@ def main() -> None:
     """Run the command line of this process."""
     # GPUs multiply float32 matrices with 10-bit mantissas unless told otherwise: an error of 1e-3.
     os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
-    end_at_second_interrupt()
+    watch()
     try:
         app()
     except SystemExit as end:

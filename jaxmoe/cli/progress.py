@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from jaxmoe.cli.early_end import last_words
+
 if TYPE_CHECKING:
     from jaxmoe.experiment.stage_timer import Report
 
@@ -85,6 +87,9 @@ def bars_of(columns: Sequence[ProgressColumn]) -> Iterator[tuple[Progress, "Repo
     def at(stage: str, done: int, total: int) -> None:
         shown.at = f"{stage}, {done} of {total}"
 
-    with Progress(*columns, console=messages(), transient=True, disable=not shown.bars) as bars:
+    with (
+        Progress(*columns, console=messages(), transient=True, disable=not shown.bars) as bars,
+        last_words(lambda _: bars.stop()),
+    ):
         yield bars, at
     shown.at = "writing"

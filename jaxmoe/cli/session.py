@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import signal
 import threading
 import time
@@ -20,18 +19,18 @@ import typer
 from rich.markup import escape
 
 from jaxmoe.cli.earlier_results import LISTED, SUMMARY, EarlierResults, earlier_results
+from jaxmoe.cli.early_end import INTERRUPTED, last_words
 from jaxmoe.cli.kept_output import OPTIONS, KeptOutput, with_options
 from jaxmoe.cli.progress import messages, progress_lines
 from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
-from jaxmoe.files import atomic_write
+from jaxmoe.files import atomic_write, remove
 from jaxmoe.memory import peak_memory
 from jaxmoe.run_folders import FolderLock, locked
 
 BAD_INPUT = 2
 command_line: ContextVar[str] = ContextVar("command_line", default="")  # of this run, as typed
-INTERRUPTED = 130  # the exit code that shells have for it: 128 + SIGINT
 
 
 class Interrupts:
@@ -73,28 +72,6 @@ class Interrupts:
         self._pending = True
 
 
-GRACE_S = 1.0  # that a second Ctrl-C leaves for an orderly end
-
-
-def end_at_second_interrupt() -> None:
-    """End this process soon after a second Ctrl-C, also where Python does not get to it, as while XLA compiles."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        return
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # gets a byte for each signal, whatever Python is at
-
-    def watch() -> None:
-        pressed = 0
-        while pressed < 2:
-            pressed += os.read(reader, 16).count(signal.SIGINT)
-        time.sleep(GRACE_S)
-        os.write(2, b"interrupted twice: ended at once\n")
-        os._exit(INTERRUPTED)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 # The folder that results go to.
 
 
@@ -110,6 +87,7 @@ class OutputFolder:
     def __init__(self, path: Path, command: str, resumes: bool = False, given: Iterable[Path] = ()) -> None:
         self.path = path
         self.to_go_on = ""  # what to do after Ctrl-C, where a run can go on from what is written
+        self.begun = time.monotonic()  # the command, before what it needs is loaded
         self.summary = ""  # the text of the last JSON file of this run
         self._command, self._resumes, self._given = command, resumes, tuple(given)
         self._made: list[Path] = []
@@ -137,9 +115,7 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Until there is a summary, the record tells the next run whose the files are.
-        stopped = kind is not None and bool(self.written)
-        self._lock.keep = (stopped or self._lock.keep) and SUMMARY not in self.written
+        self._settle(stopped=kind is not None)
         self._leave()
 
     @property
@@ -171,6 +147,23 @@ class OutputFolder:
         self.summary = json.dumps(data | made, indent=1, allow_nan=False) + "\n"
         with atomic_write(target) as aside:
             aside.write_text(self.summary, encoding="utf-8")
+
+    def tell(self, reason: str) -> None:
+        """Tell what is there of a run that ended early."""
+        kept = f"complete in {self.path}: {', '.join(self.written)}" if self.written else "nothing was written"
+        kept += f"; {self.to_go_on}" if self.written and self.to_go_on else ""
+        messages().print(f"[bold red]{reason};[/] {escape(kept)}")
+
+    def abandon(self, reason: str) -> None:
+        """Leave the folder from another thread as a run does that is interrupted, and tell what is there."""
+        self._settle(stopped=True)
+        self._lock.leave()
+        self._remove_empty()
+        self.tell(reason)
+
+    def _settle(self, stopped: bool) -> None:
+        """Until there is a summary, the record tells the next run whose the files are."""
+        self._lock.keep = ((stopped and bool(self.written)) or self._lock.keep) and SUMMARY not in self.written
 
     def _listed(self) -> list[str]:
         """Names of the results in the folder, and of those that are about to come."""
@@ -222,13 +215,17 @@ def session(
     """
     folder = OutputFolder(out, command, resumes, given)
     try:
-        with errors_told(verbose), Interrupts() as interrupts, folder, progress_lines(quiet):
+        with (
+            errors_told(verbose),
+            Interrupts() as interrupts,
+            folder,
+            last_words(folder.abandon),
+            progress_lines(quiet),
+        ):
             yield folder, interrupts
             interrupts.check()
     except KeyboardInterrupt:
-        kept = f"complete in {folder.path}: {', '.join(folder.written)}" if folder.written else "nothing was written"
-        kept += f"; {folder.to_go_on}" if folder.written and folder.to_go_on else ""
-        messages().print(f"[bold red]interrupted;[/] {escape(kept)}")
+        folder.tell("interrupted")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -305,7 +302,7 @@ def kept_or_not(out: Path | None) -> Iterator[Path]:
     if out is not None:
         yield out
         return
-    with TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch, last_words(lambda _: remove(Path(scratch))):
         yield Path(scratch)
 
 

@@ -1,6 +1,8 @@
 """`jaxmoe tune` and `jaxmoe evaluate`: find a placement, and compare it or given ones with the usual ones."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import typer
 from jaxmoe.cli import evaluate_phase, tune_hardware
 from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
 from jaxmoe.cli.comparison_output import comparison_warnings, print_comparison, print_topics, print_warnings
+from jaxmoe.cli.early_end import INTERRUPTED, end_within, last_words
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import element_bytes
 from jaxmoe.experiment.comparison import (
     Comparison,
@@ -25,13 +28,18 @@ from jaxmoe.experiment.comparison import (
 )
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.stage_timer import StageTimer
-from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, given_plans, standard_strategies
+from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, given_plans, placed, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
-from jaxmoe.placement import write_plan
+from jaxmoe.placement import Placement, write_plan
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.tune import TuneResult
+from jaxmoe.tune.results import BestSoFar, best_so_far
 
 PLAN = "plan.npz"
+# With `--time-limit` the search has a part of the time, the comparison the rest; it may go on for a little longer.
+SEARCH_PART, PAST_LIMIT_S = 2 / 3, 3.5
+LEAST_S = 1e-3  # of a search, which still ends with a plan
+OUT_OF_TIME = 1  # the exit code where there is no plan yet
 
 
 def run(
@@ -70,14 +78,15 @@ def run(
             problem = placement_problem(inputs)
             check_copies(problem, copies)
             folder.check(PLAN)  # before hours of search
+            limit_s = None if time_limit is None else _searching(folder, time_limit)
         with progress_bars(interrupts.check) as report:
-            with clock.stage("tune"):
-                problem, result = search(optimiser, inputs, problem, report, copies)
+            with clock.stage("tune"), _kept_in_time(folder, inputs, optimiser):
+                problem, result = search(optimiser, inputs, problem, report, copies, limit_s)
+                tuned = tuned_strategies(inputs, result, problem)
+                # First of all: the comparison takes a while, and this is what the time was spent on.
+                _write_plans(folder, inputs, tuned, result, optimiser)
             if result.stopped == "interrupted":
                 interrupts.spend()
-            tuned = tuned_strategies(inputs, result, problem)
-            # First of all: the comparison takes a while, and this is what the time was spent on.
-            _write_plans(folder, inputs, tuned, result, optimiser)
             _announce_stop(folder, result)
             comparison = compare(inputs, [*others, *tuned], clock, report, problem)
             topics = topic_means(inputs, comparison) if inputs.topics else {}
@@ -129,23 +138,55 @@ def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[
     print_warnings(comparison_warnings(comparison, inputs))
 
 
+# Plans are written as soon as they are found, and what there is of them where the command ends before the search does.
+
+
+def _searching(folder: OutputFolder, limit_s: float) -> float:
+    """How much of the command's time limit is left to the search; a while after it, the command ends in any case."""
+    used_s = time.monotonic() - folder.begun
+    end_within(limit_s + PAST_LIMIT_S - used_s, "time limit", lambda: 0 if PLAN in folder.written else OUT_OF_TIME)
+    return max(SEARCH_PART * limit_s - used_s, LEAST_S)
+
+
+@contextmanager
+def _kept_in_time(folder: OutputFolder, inputs: Inputs, optimiser: str) -> Iterator[None]:
+    """Where the process is ended in here, the best plan so far is written first."""
+    best = BestSoFar()
+
+    def keep(reason: str) -> None:
+        if (found := best.found) is not None and PLAN not in folder.written:
+            share, mode = found.problem.placed(found.plan), found.problem.model.mode
+            placement = placed(inputs, share, found.exchange.tolist(), mode)
+            _write_plan(folder, PLAN, inputs, placement, optimiser=optimiser, stopped=reason)
+
+    token = best_so_far.set(best)
+    try:
+        with last_words(keep):
+            yield
+    finally:
+        best_so_far.reset(token)
+
+
 def _write_plans(
     folder: OutputFolder, inputs: Inputs, tuned: list[Strategy], result: TuneResult, optimiser: str
 ) -> None:
     """`plan.npz`, and `plan_gathered.npz` where that is another."""
+    stages = {f"{name}_s": float(seconds.mean()) for name, seconds in result.stages.items()}
     for plan in tuned:
-        plan.placement.meta.update(
-            model=inputs.moe.name,
-            scenario=inputs.scenario.name,
-            trace=inputs.trace_path,
-            optimiser=optimiser,
-            seed=result.seed,
-            version=version("jaxmoe"),
-            stages_s={f"{name}_s": float(seconds.mean()) for name, seconds in result.stages.items()},
-            stopped=result.stopped,
-        )
         name = PLAN if plan.name == TUNED else "plan_gathered.npz"
-        write_plan(folder.target(name), plan.placement)
+        _write_plan(folder, name, inputs, plan.placement, optimiser=optimiser, stages_s=stages, stopped=result.stopped)
+
+
+def _write_plan(folder: OutputFolder, name: str, inputs: Inputs, placement: Placement, **made: Any) -> None:
+    placement.meta.update(
+        model=inputs.moe.name,
+        scenario=inputs.scenario.name,
+        trace=inputs.trace_path,
+        seed=inputs.scenario.tuning.seed,
+        version=version("jaxmoe"),
+        **made,
+    )
+    write_plan(folder.target(name), placement)
 
 
 def _announce_stop(folder: OutputFolder, result: TuneResult) -> None:

@@ -64,18 +64,25 @@ def check_optimiser(name: str) -> None:
 
 
 def search(
-    name: str, inputs: Inputs, problem: PlacementProblem, report: Report, copies: int = 1
+    name: str,
+    inputs: Inputs,
+    problem: PlacementProblem,
+    report: Report,
+    copies: int = 1,
+    limit_s: float | None = None,
 ) -> tuple[PlacementProblem, TuneResult]:
     """Run the optimiser of this name, with so many copies of every expert. Returns what it solved and the result.
 
-    The scenario's `tuning` has the seed and time limit of all, and what else the gradient tuner takes.
+    The scenario's `tuning` has the seed of all, the time limit unless another is given, and what else the gradient
+    tuner takes.
     """
     optimiser, tuning = OPTIMISERS[name], inputs.scenario.tuning
+    limit_s = tuning.time_limit_s if limit_s is None else limit_s
 
     def solved(problem: PlacementProblem) -> TuneResult:
         if optimiser.settings is TunerSettings:
-            return optimiser.run(problem, build_tuner_settings(tuning), report)
-        settings = optimiser.settings(seed=tuning.seed, time_limit_s=tuning.time_limit_s)
+            return optimiser.run(problem, replace(build_tuner_settings(tuning), time_limit_s=limit_s), report)
+        settings = optimiser.settings(seed=tuning.seed, time_limit_s=limit_s)
         if isinstance(settings, TwoStageSettings):
             settings = replace(settings, gamma=fitted_gamma(inputs).gamma)
         return optimiser.run(problem, settings, report)

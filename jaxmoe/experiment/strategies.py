@@ -83,10 +83,7 @@ def strategy(
     """
     chosen = inputs.scenario.costs.exchange if exchange is None else exchange
     names = (chosen,) * len(inputs.layer_ids) if isinstance(chosen, str) else tuple(chosen)
-    if isinstance(share, Copies):
-        placement = Placement.of_copies(share, inputs.shape, inputs.layer_ids, exchange=names)
-    else:
-        placement = Placement(np.asarray(share, np.float32), inputs.shape, mode, inputs.layer_ids, exchange=names)
+    placement = placed(inputs, share, names, mode)
     capacity = inputs.capacity(len(inputs.layer_ids))
     try:
         if capacity is not None:
@@ -98,6 +95,13 @@ def strategy(
         note = inputs.exchange(partial[0]).note or f"the exchange {partial[0]} leaves traffic out"
         return Strategy(name, placement, comparable=False, note=note)
     return Strategy(name, placement)
+
+
+def placed(inputs: Inputs, share: np.ndarray | Copies, exchange: Sequence[str], mode: Mode = "sharded") -> Placement:
+    """The placement of shares of this run's layers, or of copies, under an exchange for each."""
+    if isinstance(share, Copies):
+        return Placement.of_copies(share, inputs.shape, inputs.layer_ids, exchange=tuple(exchange))
+    return Placement(np.asarray(share, np.float32), inputs.shape, mode, inputs.layer_ids, exchange=tuple(exchange))
 
 
 class NodeMemory(NamedTuple):

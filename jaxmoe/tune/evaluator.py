@@ -29,6 +29,7 @@ from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import BRIM, PlacementProblem
 from jaxmoe.tune.results import (
+    Found,
     Groups,
     History,
     Plan,
@@ -37,6 +38,8 @@ from jaxmoe.tune.results import (
     Ranked,
     Scores,
     TuneResult,
+    best,
+    best_so_far,
     better,
     least,
     silent,
@@ -81,6 +84,7 @@ class Evaluator:
         self._known: dict[tuple[bytes, str], list[np.ndarray]] = {}  # times of plans by exchange, part by part
         self._merging = Lock()
         self.search = local_search.search_of(self.problem)
+        self._best_so_far = best_so_far.get()
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -105,7 +109,19 @@ class Evaluator:
         """
         parts, shares = self._parts(batches), np.moveaxis(plans, 1, 0).astype(np.float32)
         seconds = [[self._part_seconds(share, exchange, part) for part in range(parts)] for share in shares]
-        return self.problem.aim.of(np.stack([np.concatenate(of_one, axis=1) for of_one in seconds], axis=1))
+        scores = self.problem.aim.of(np.stack([np.concatenate(of_one, axis=1) for of_one in seconds], axis=1))
+        self.offer(plans, scores, exchange)
+        return scores
+
+    def offer(self, plans: Plans, scores: Scores, exchange: AbstractExchange | None = None) -> None:
+        """Tell the fastest legal plan of every layer to those who may have to end the search before it does."""
+        used = self.problem.model.exchange if exchange is None else exchange
+        name = next((name for name, each in self.problem.gathers.items() if each is used), None)
+        fits = self.fits(plans)
+        if self._best_so_far is not None and name is not None and fits.any(axis=1).all():
+            plan, seconds = best(plans, np.where(fits, scores, np.inf), 1)
+            names = np.full(len(plan), name, object)
+            self._best_so_far.offer(Found(self.problem, plan[:, 0], seconds[:, 0], names))
 
     def _parts(self, batches: int | None) -> int:
         """In how many parts so many selection batches are evaluated; all by default."""
@@ -144,7 +160,10 @@ class Evaluator:
         looks = dict(zip(exchanges, side_by_side(lambda name: under(name, batches or LOOK), exchanges), strict=True))
         most = least(looks.values()).seconds * FAR
         near = [name for name, look in looks.items() if (look.seconds <= most).any()]
-        return least(side_by_side(lambda name: under(name, batches), near))
+        ranked = least(side_by_side(lambda name: under(name, batches), near))
+        if self._best_so_far is not None and self.fits(plan[:, None]).all():
+            self._best_so_far.offer(Found(self.problem, plan, ranked.seconds, ranked.exchange))
+        return ranked
 
     @cached_property
     def strategies(self) -> dict[str, Ranked]:

@@ -49,6 +49,7 @@ def greedy(problem: PlacementProblem, settings: GreedySettings, progress: Progre
             for step in range(experts):
                 history.add(step + 1, reached[:, step])
             plans = evaluator.legal(plans[:, None])
+            evaluator.offer(plans, np.full(plans.shape[:2], np.inf))
             scores = evaluator.score(plans)
         stages = {"constructed": scores[:, 0]}
         with evaluator.timed("rebalance"):
@@ -180,6 +181,7 @@ def random_search(problem: PlacementProblem, settings: RandomSettings, progress:
                 costs = local_search.score_candidates(evaluator.search, jnp.asarray(drawn, jnp.float32), batches)
                 plans, seconds = np.concatenate([kept, drawn], axis=1), np.concatenate([scores, costs], axis=1)
                 kept, scores = best(plans, seconds, 1)
+                evaluator.offer(kept, scores)
                 history.add(first + SEGMENT, scores[:, 0])
                 progress("random search", min(first + SEGMENT, settings.plans), settings.plans)
                 if stop.reason:
@@ -220,6 +222,7 @@ def anneal(problem: PlacementProblem, settings: AnnealSettings, progress: Progre
                     evaluator.search, shares, batches, coldness, jr.fold_in(key, first)
                 )
                 found, seconds = best(np.asarray(shares, float), np.asarray(costs, float), 1)
+                evaluator.offer(found, seconds)
                 improved = seconds[:, 0] < least
                 kept, least = np.where(improved[:, None, None], found[:, 0], kept), np.minimum(least, seconds[:, 0])
                 history.add(first + local_search.SEGMENT, seconds[:, 0])

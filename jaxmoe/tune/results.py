@@ -1,13 +1,18 @@
 """Plans with the exchange that serves each layer best and the time that takes, and the results of all optimisers."""
 
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from jaxmoe.tune.objective import Objective
+
+if TYPE_CHECKING:
+    from jaxmoe.tune.problem import PlacementProblem
 
 Plan = Float[np.ndarray, "layer expert node"]
 Plans = Float[np.ndarray, "layer candidate expert node"]
@@ -62,6 +67,43 @@ def best(
     """The best candidates of every layer, best first."""
     order = np.argsort(scores, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(plans, order[..., None, None], axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+# The best plan of a search that may be ended before its work is.
+
+
+class Found(NamedTuple):
+    """A legal plan of a problem, its objective, s, and the name of the exchange of every layer."""
+
+    problem: "PlacementProblem"
+    plan: Plan
+    seconds: Float[np.ndarray, " layer"]
+    exchange: Shaped[np.ndarray, " layer"]  # str
+
+
+@dataclass
+class BestSoFar:
+    """The best legal plan that a search has found up to now; any thread may offer one or read it."""
+
+    found: Found | None = None
+    _offering: Lock = field(default_factory=Lock)
+
+    def offer(self, new: Found) -> None:
+        """Take over layers in which the plan is faster, or all of a plan of another problem that is faster."""
+        with self._offering:
+            known = self.found
+            if known is None or known.problem is not new.problem:
+                if known is None or new.seconds.mean() < known.seconds.mean():
+                    self.found = new
+                return
+            less = new.seconds < known.seconds
+            plan = np.where(less[:, None, None], new.plan, known.plan)
+            seconds, exchange = np.minimum(new.seconds, known.seconds), np.where(less, new.exchange, known.exchange)
+            self.found = Found(new.problem, plan, seconds, exchange)
+
+
+best_so_far: ContextVar[BestSoFar | None] = ContextVar("best_so_far", default=None)
+"""Where searches that begin from here on keep what they find; by default nowhere."""
 
 
 # The progress callback and the result of every optimiser.

@@ -216,6 +216,7 @@ class _Run:
             luck = jr.fold_in(key, first)
             shares, costs = local_search.improve(self.evaluator.search, shares, batches, cold, luck, exchange, group)
             history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
+            self.evaluator.offer(np.asarray(shares, float), np.asarray(costs, float), exchange)
             self.evaluator.progress("refinement", min(first + local_search.SEGMENT, steps), steps)
         ended = np.asarray(shares, float)
         scores = np.where(self.evaluator.fits(ended), self.evaluator.score(ended, exchange), np.inf)

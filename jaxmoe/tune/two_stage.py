@@ -77,12 +77,15 @@ class _Run:
             nodes.append(self.balance(layer, node_s) if balanced is None else balanced[layer])
             mappings.append(self.map(layer, nodes[-1], link_s))
         plan = np.stack([node.share for node in nodes])
-        with self.evaluator.timed("scoring"):
-            stages = {"node_balanced": self.evaluator.score(plan[:, None])[:, 0]}
         mapped = np.stack([node.share[:, found.order] for node, found in zip(nodes, mappings, strict=True)])
         # Where nodes have room for more or less than each other, a mapping may fill one beyond it.
-        legal = self.evaluator.legal(mapped[:, None])[:, 0]
-        return self.evaluator.conclude(legal, stages, {"link balance": together([found.history for found in mappings])})
+        legal = self.evaluator.legal(mapped[:, None])
+        self.evaluator.offer(legal, np.full(legal.shape[:2], np.inf))
+        with self.evaluator.timed("scoring"):
+            stages = {"node_balanced": self.evaluator.score(plan[:, None])[:, 0]}
+        return self.evaluator.conclude(
+            legal[:, 0], stages, {"link balance": together([found.history for found in mappings])}
+        )
 
     def balance(self, layer: int, seconds: float) -> NodeBalance:
         with self.evaluator.timed("node balance"):
