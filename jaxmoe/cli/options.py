@@ -59,7 +59,7 @@ TimeLimit = Annotated[
     typer.Option(
         "--time-limit",
         metavar="SECONDS",
-        help="Stop after this time and keep the best plan so far: tuning.time_limit_s.",
+        help="End after this time and keep the best plan so far; two thirds of it are for the search.",
     ),
 ]
 Plans = Annotated[

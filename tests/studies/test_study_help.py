@@ -1,11 +1,10 @@
 """Every script of a study tells what it makes, and where its tables go, before it does any work."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from script_help import HelpServer
 
 STUDIES = Path(__file__).parents[2] / "studies"
 SCRIPTS = sorted(path for path in STUDIES.glob("*/*.py") if '__name__ == "__main__"' in path.read_text())
@@ -27,10 +26,17 @@ def test_a_script_of_every_study_says_how_long_it_takes(study):
     assert any(re.search(r"\b(seconds?|minutes?|half an hour)\b", text) for text in told)
 
 
+@pytest.fixture(scope="module")
+def help_server():
+    server = HelpServer()
+    yield server
+    server.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_help_says_what_a_script_makes(path, tmp_path):
-    done = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True)
+def test_help_says_what_a_script_makes(help_server, path, tmp_path):
+    done = help_server.of(path, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
     source = path.read_text()
@@ -61,8 +67,8 @@ def test_a_study_says_what_to_run_first_and_what_to_change(study):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)
-def test_help_of_a_figure_says_where_images_go_and_draws_none(path, tmp_path):
-    done = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True)
+def test_help_of_a_figure_says_where_images_go_and_draws_none(help_server, path, tmp_path):
+    done = help_server.of(path, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "--out" in done.stdout
     assert not any(tmp_path.iterdir())
