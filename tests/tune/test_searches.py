@@ -21,6 +21,7 @@ from jaxmoe.tune.gradient_free import (
     random_search,
     random_starts,
 )
+from jaxmoe.tune.results import BestSoFar, Found, best_so_far
 from jaxmoe.tune.settings import StopSwitch
 
 SEARCHES = {
@@ -146,3 +147,37 @@ def test_starts_have_even_work():
     work = np.einsum("le,lcen->lcn", problem.frequency, starts)
     np.testing.assert_allclose(work, np.broadcast_to(flops / flops.sum(), work.shape), rtol=1e-6)
     assert not np.array_equal(starts[:, 0], starts[:, 1])
+
+
+# What those know who may have to end the process before the search ends.
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_best_plan_so_far_fits_and_in_the_end_is_the_best_of_all(name):
+    best, problem = BestSoFar(), small_problem(room=1.6)
+    token = best_so_far.set(best)
+    try:
+        result = run(name, problem)
+    finally:
+        best_so_far.reset(token)
+    assert (best.found.seconds <= result.cost * (1 + 1e-6)).all()
+    assert_legal(dataclasses.replace(result, share=best.found.plan), problem)
+    assert set(best.found.exchange) <= {*problem.gathers, *problem.named, *problem.hybrids}
+
+
+def test_the_best_so_far_is_chosen_layer_by_layer():
+    best, problem, other = BestSoFar(), small_problem(), small_problem()
+
+    def offer(problem: PlacementProblem, kind: float, seconds: list[float], exchange: str) -> None:
+        best.offer(Found(problem, np.full((2, 1, 1), kind), np.array(seconds), np.full(2, exchange, object)))
+
+    offer(problem, 1, [np.inf, np.inf], "any")  # not yet scored
+    offer(problem, 2, [3.0, 5.0], "one")
+    offer(problem, 3, [4.0, 2.0], "two")
+    assert best.found.plan.ravel().tolist() == [2, 3]
+    assert best.found.seconds.tolist() == [3, 2]
+    assert best.found.exchange.tolist() == ["one", "two"]
+    offer(other, 4, [1.0, 4.5], "three")  # plans of two problems do not go together, and this one is slower
+    assert best.found.problem is problem
+    offer(other, 5, [1.0, 3.0], "three")
+    assert best.found.plan.ravel().tolist() == [5, 5]
