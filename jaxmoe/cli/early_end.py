@@ -7,6 +7,7 @@ what is there, and ends the process.
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -60,11 +61,12 @@ def _end(reason: str, code: Callable[[], int]) -> None:
     _ending.acquire()  # for good: a process ends once
     _later(GRACE_S, lambda: os._exit(INTERRUPTED))  # where last words hang
     abandon_writes()
-    try:
-        for say in reversed(_last_words):
+    for say in reversed(_last_words):
+        try:
             say(reason)
-    finally:
-        os._exit(code())
+        except Exception:
+            traceback.print_exc()  # what is left to say is no less worth
+    os._exit(code())
 
 
 def _later(seconds: float, do: Callable[[], None]) -> None:

@@ -29,11 +29,11 @@ from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import BRIM, PlacementProblem
 from jaxmoe.tune.results import (
-    Found,
     Groups,
     History,
     Plan,
     Plans,
+    PlanSoFar,
     Progress,
     Ranked,
     Scores,
@@ -121,7 +121,7 @@ class Evaluator:
         if self._best_so_far is not None and name is not None and fits.any(axis=1).all():
             plan, seconds = best(plans, np.where(fits, scores, np.inf), 1)
             names = np.full(len(plan), name, object)
-            self._best_so_far.offer(Found(self.problem, plan[:, 0], seconds[:, 0], names))
+            self._best_so_far.offer(PlanSoFar(self.problem, plan[:, 0], seconds[:, 0], names))
 
     def _parts(self, batches: int | None) -> int:
         """In how many parts so many selection batches are evaluated; all by default."""
@@ -162,7 +162,7 @@ class Evaluator:
         near = [name for name, look in looks.items() if (look.seconds <= most).any()]
         ranked = least(side_by_side(lambda name: under(name, batches), near))
         if self._best_so_far is not None and self.fits(plan[:, None]).all():
-            self._best_so_far.offer(Found(self.problem, plan, ranked.seconds, ranked.exchange))
+            self._best_so_far.offer(PlanSoFar(self.problem, plan, ranked.seconds, ranked.exchange))
         return ranked
 
     @cached_property

@@ -72,7 +72,7 @@ def best(
 # The best plan of a search that may be ended before its work is.
 
 
-class Found(NamedTuple):
+class PlanSoFar(NamedTuple):
     """A legal plan of a problem, its objective, s, and the name of the exchange of every layer."""
 
     problem: "PlacementProblem"
@@ -85,10 +85,10 @@ class Found(NamedTuple):
 class BestSoFar:
     """The best legal plan that a search has found up to now; any thread may offer one or read it."""
 
-    found: Found | None = None
+    found: PlanSoFar | None = None
     _offering: Lock = field(default_factory=Lock)
 
-    def offer(self, new: Found) -> None:
+    def offer(self, new: PlanSoFar) -> None:
         """Take over layers in which the plan is faster, or all of a plan of another problem that is faster."""
         with self._offering:
             known = self.found
@@ -99,7 +99,7 @@ class BestSoFar:
             less = new.seconds < known.seconds
             plan = np.where(less[:, None, None], new.plan, known.plan)
             seconds, exchange = np.minimum(new.seconds, known.seconds), np.where(less, new.exchange, known.exchange)
-            self.found = Found(new.problem, plan, seconds, exchange)
+            self.found = PlanSoFar(new.problem, plan, seconds, exchange)
 
 
 best_so_far: ContextVar[BestSoFar | None] = ContextVar("best_so_far", default=None)

@@ -21,7 +21,7 @@ from jaxmoe.tune.gradient_free import (
     random_search,
     random_starts,
 )
-from jaxmoe.tune.results import BestSoFar, Found, best_so_far
+from jaxmoe.tune.results import BestSoFar, PlanSoFar, best_so_far
 from jaxmoe.tune.settings import StopSwitch
 
 SEARCHES = {
@@ -169,7 +169,7 @@ def test_the_best_so_far_is_chosen_layer_by_layer():
     best, problem, other = BestSoFar(), small_problem(), small_problem()
 
     def offer(problem: PlacementProblem, kind: float, seconds: list[float], exchange: str) -> None:
-        best.offer(Found(problem, np.full((2, 1, 1), kind), np.array(seconds), np.full(2, exchange, object)))
+        best.offer(PlanSoFar(problem, np.full((2, 1, 1), kind), np.array(seconds), np.full(2, exchange, object)))
 
     offer(problem, 1, [np.inf, np.inf], "any")  # not yet scored
     offer(problem, 2, [3.0, 5.0], "one")
