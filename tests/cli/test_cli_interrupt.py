@@ -99,7 +99,10 @@ with last_words(lambda reason: print("last", reason, flush=True)), last_words(la
 """
 
 
-def search_stuck_in(stage, first="pass"):
+ONE_PLAN = "run.evaluator.offer(plans := tuner.random_starts(run.evaluator, 1, 0), 1.0 + 0 * plans.sum((2, 3)))"
+
+
+def search_stuck_in(stage, first):
     """The command, whose search does something and is then stuck in a stage."""
     return f"""
 from jaxmoe.__main__ import main
@@ -153,8 +156,15 @@ def test_ctrl_c_ends_a_process_that_python_has_no_hold_of(started, tmp_path, pre
     assert [each.read_text() for each in tmp_path.iterdir()] == ["older"]
 
 
-def test_ctrl_c_in_a_step_that_nothing_stops_keeps_the_best_plan_so_far(started, scenario, out):
-    process = started(search_stuck_in("dealt"), "tune", scenario, "--layers", "3", "--out", out)
+@pytest.mark.parametrize(
+    ("stage", "first"),
+    [
+        pytest.param("gathering", ONE_PLAN, id="first plan"),
+        pytest.param("dealt", "pass", id="scored plans", marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_in_a_step_that_nothing_stops_keeps_the_best_plan_so_far(started, scenario, out, stage, first):
+    process = started(search_stuck_in(stage, first), "tune", scenario, "--layers", "3", "--out", out)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     code, _, errors = ended(process, 3)
@@ -185,8 +195,7 @@ def test_ctrl_c_while_it_loads_writes_nothing(started, scenario, out, after_s):
 @pytest.mark.slow
 def test_the_time_limit_ends_the_command_and_keeps_the_best_plan_so_far(started, scenario, out):
     """Long before the step ends that the search is stuck in, which does not look at the limit."""
-    one_plan = "run.evaluator.offer(plans := tuner.random_starts(run.evaluator, 1, 0), 1.0 + 0 * plans.sum((2, 3)))"
-    script, begun = search_stuck_in("gathering", one_plan), time.monotonic()
+    script, begun = search_stuck_in("gathering", ONE_PLAN), time.monotonic()
     code, _, errors = ended(started(script, "tune", scenario, "--time-limit", "12", "--out", out), 17)
     assert time.monotonic() - begun > 12
     assert code == 0
