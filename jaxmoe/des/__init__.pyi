@@ -17,6 +17,7 @@ from .layer import movement_seconds as movement_seconds
 from .layer import record_layer as record_layer
 from .layer import replay_layer as replay_layer
 from .layer import replay_plan as replay_plan
+from .layer import seconds_beside_weights as seconds_beside_weights
 from .layers_in_turn import StreamRun as StreamRun
 from .layers_in_turn import run_layers as run_layers
 from .layers_in_turn import weight_transfers as weight_transfers

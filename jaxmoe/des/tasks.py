@@ -100,13 +100,14 @@ class GraphBuilder:
         after: Rows,
         background: bool = False,
         chunks_before: Int[np.ndarray, " task"] | None = None,
+        whole: bool = False,
     ) -> Int[np.ndarray, " task"]:
-        """Many of them: a path, a size and a row of tasks to wait for each.
+        """Many of them: a path, a size and a row of tasks to wait for each. They are cut in chunks, or sent `whole`.
 
         In the `background` they are served when no other task needs a server, and make room at once for any that does.
         Where chunks of a message are transfers of their own, `chunks_before` says how many were cut off before each.
         """
-        return self._add(_Block(paths, sizes, after, whole=False, background=background, chunks_before=chunks_before))
+        return self._add(_Block(paths, sizes, after, whole=whole, background=background, chunks_before=chunks_before))
 
     def compute(self, node: int, seconds: float, after: Sequence[int] = ()) -> int:
         """Keep `node` busy for `seconds`."""
@@ -207,8 +208,10 @@ def no_rows(count: int) -> Rows:
     return Rows(np.zeros(count + 1, np.int64), np.zeros(0, np.int64))
 
 
-def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows, background: bool = False) -> Rows:
-    """Add them to `graph`; `ready` has for every node the tasks after which it may send.
+def add_transfers(
+    graph: GraphBuilder, transfers: Transfers, ready: Rows, background: bool = False, whole: bool = False
+) -> Rows:
+    """Add them to `graph`; `ready` has for every node the tasks after which it may send. `whole`, none is cut.
 
     Returns for every node the tasks that deliver to it.
     """
@@ -217,7 +220,7 @@ def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows, backgr
     waiting = np.concatenate([sending[released.owner], transfers.after.owner])
     awaited = np.concatenate([released.items, graph.num_tasks + transfers.after.items])
     after = rows_by(waiting, awaited, len(transfers))
-    tasks = graph.transfers(transfers.paths, transfers.size, after, background, transfers.chunks_before)
+    tasks = graph.transfers(transfers.paths, transfers.size, after, background, transfers.chunks_before, whole)
     delivers = transfers.receiver >= 0
     return rows_by(transfers.receiver[delivers], tasks[delivers], len(ready))
 

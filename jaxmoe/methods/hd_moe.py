@@ -13,11 +13,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.engine import AbstractMethod, Decisions, LayerTime, Movement
 from jaxmoe.engine.rollout import State
+from jaxmoe.engine.times import HIDDEN, MOVEMENTS
 from jaxmoe.hardware import Machine
 from jaxmoe.methods.forecast import AbstractForecast, forecast_of
 from jaxmoe.methods.settings.hd_moe import HDMoESettings
 from jaxmoe.methods.static import PlannedRun, Static
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, UnsuitableSystemError
+from jaxmoe.methods.system import (
+    AbstractRun,
+    AbstractSystem,
+    DeploymentSetting,
+    UnsuitableSystemError,
+    attention_part,
+)
 from jaxmoe.network import PLACED, ChunkedBroadcast, kept, sharded_visits
 from jaxmoe.relax import HardSupport
 from jaxmoe.traces.batches import Batch
@@ -113,11 +120,15 @@ class WindowAllowance(AbstractAllowance):
 
     Layer times are those of the step before. The first layer has the last layer of that step as its window, and none
     before the first step. Chunks pass the slowest link. The paper counts hidden x intermediate elements of an expert.
+    A layer takes `attention` s beside its experts. On `idle` links a broadcast has what the busiest link leaves of the
+    layer before, else it has the links to itself.
     """
 
     hidden: Float[Array, ""]
     intermediate: Float[Array, ""]
     element_bytes: Float[Array, ""]
+    attention: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    idle: bool = eqx.field(static=True, default=False)
 
     def __call__(self, machine: Machine, last: LayerTime, limit: int) -> Int[Array, " layer"]:
         topology = machine.topology
@@ -128,18 +139,23 @@ class WindowAllowance(AbstractAllowance):
             hidden=self.hidden,
             intermediate=self.intermediate,
         )
-        return experts_in_window(broadcast, jnp.roll(last.total, 1), limit)
+        window = last.total + self.attention - (busiest_link(last) if self.idle else 0)
+        return experts_in_window(broadcast, jnp.roll(window, 1), limit)
 
 
 def experts_in_window(
     broadcast: ChunkedBroadcast, window: Float[Array, "*windows"], limit: int
 ) -> Int[Array, "*windows"]:
-    """The largest k, up to `limit`, whose broadcast at its best chunk size takes no longer than the window, in s.
-
-    As in the paper, the broadcast has the links to itself: what the layer before sends is not counted.
-    """
+    """The largest k, up to `limit`, whose broadcast at its best chunk size takes no longer than the window, in s."""
     seconds = jax.vmap(lambda k: replace(broadcast, iterations=k).least_time())(jnp.arange(1.0, limit + 1))
     return (seconds <= window[..., None]).sum(axis=-1)
+
+
+def busiest_link(time: LayerTime) -> Float[Array, "*lead"]:
+    """Seconds that the busiest link serves all stages of a layer that are not hidden."""
+    hidden = [name for block, names in time.blocks if block in (MOVEMENTS, HIDDEN) for name in names]
+    busy = [each["link"] for name, each in time.busy.items() if "link" in each and name not in hidden]
+    return sum(busy, jnp.zeros(())).max(axis=-1) if busy else jnp.zeros_like(time.total)
 
 
 # The dynamic placement of hd_moe IV-D: broadcast the experts expected to congest, serve their tokens anywhere.
@@ -233,4 +249,10 @@ class HDMoE(HDMoESettings, AbstractSystem):
         if self.window == "fixed":
             return FixedAllowance(jnp.asarray(self.experts))
         sizes = (setting.moe.hidden_size, setting.moe.expert_size, setting.bytes.experts)
-        return WindowAllowance(*(jnp.asarray(float(size)) for size in sizes))
+        window = WindowAllowance(*(jnp.asarray(float(size)) for size in sizes))
+        if self.window == "last":
+            return window
+        tokens = jnp.asarray(float(setting.batch_tokens))
+        needed = f"system.window is {self.window} and counts attention"
+        attention = attention_part(setting, needed, "use window: last").seconds(setting.model.machine, tokens)
+        return replace(window, attention=attention, idle=self.window == "idle_links")

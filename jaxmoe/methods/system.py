@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import Fabric, LayerDescription, SimulatedRun
 from jaxmoe.engine import Layer, LayerTime
+from jaxmoe.engine.attention import EvenPart
 from jaxmoe.errors import InputError
 from jaxmoe.methods.settings.base import SystemSettings
 from jaxmoe.models import ElementBytes, MoEModel
@@ -50,6 +52,23 @@ class DeploymentSetting:
 
 class UnsuitableSystemError(InputError):
     """A system that is not known, or does not suit its setting. The message has the reason and the remedy."""
+
+
+def attention_part(setting: DeploymentSetting, needed: str, remedy: str) -> EvenPart:
+    """Attention of one layer, all nodes alike: its FLOPs, its weights and the keys and values of its context.
+
+    Raises `UnsuitableSystemError` where the model gives none; `needed` says what needs it, `remedy` how to do without.
+    """
+    moe = setting.moe
+    kind = moe.attention
+    if kind is None:
+        raise UnsuitableSystemError(f"{needed}, which the model does not give; {remedy}")
+    numbers = (
+        2.0 * (moe.attention_parameters + moe.context_read(setting.context_tokens) * kind.context_products),
+        moe.attention_parameters * setting.bytes.attention,
+        moe.context_read(setting.context_tokens) * kind.cache_elements * setting.bytes.kv,
+    )
+    return EvenPart(*(jnp.asarray(float(number)) for number in numbers))
 
 
 @dataclass(frozen=True)

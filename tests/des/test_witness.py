@@ -12,8 +12,16 @@ import pytest
 from oracles.arrays import full
 
 import jaxmoe.des
-from jaxmoe.des import LayerDescription, Memory, fabric_of, movement_seconds, replay_layer
-from jaxmoe.engine import Layer, LayerCosts, LayerTime, Movement, Pipelined
+from jaxmoe.des import (
+    LayerDescription,
+    Memory,
+    fabric_of,
+    layer_seconds,
+    movement_seconds,
+    replay_layer,
+    seconds_beside_weights,
+)
+from jaxmoe.engine import Decisions, IdleLinks, Layer, LayerCosts, LayerTime, Movement, Pipelined
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, build_exchange
@@ -187,6 +195,51 @@ def test_a_movement_by_hand():
     assert movement_seconds(layer, np.array([[0.5, 0.5, 0.0]]), np.array([[False, False, True]])) == pytest.approx(
         1.0, rel=1e-2
     )
+
+
+def test_weights_beside_a_layer_by_hand():
+    # Two nodes, two tokens of node 0 whose expert is on node 1, 2 B each way at 1 B/s: dispatch 3 to 7 s after 3 s of
+    # attention, compute 5 s, combine 12 to 16 s. A weight of 6 B leaves node 0 at once: 3 s until dispatch, which has
+    # the link for 4 s, then 3 s more: it is there after 10 s. One of 12 B is there after 16 s, and delays nothing.
+    line = Mesh(full(2, 1.0), full(2, 0.0), shape=(1, 2))
+    tokens = {"experts": jnp.ones((2, 1), jnp.int32), "token_draw": full(2, 0.0), "draw": full((2, 1), 0.0)}
+    batch = Batch(**tokens, weight=full(2, 1.0), source=jnp.zeros(2, jnp.int32))
+    share, destination = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[False, True], [False, False]])
+
+    def seen(expert_bytes: float) -> tuple[float, float]:
+        fabric = fabric_of(line, chunk_bytes=None, cut_through=True)
+        layer = LayerDescription(
+            fabric, np.ones(2), 2.0, 2.0, expert_bytes, 2.5, "sharded", exchange=Gather("token_home")
+        )
+        return seconds_beside_weights(layer, share, batch, share, destination, before=3.0)
+
+    assert seen(6.0) == pytest.approx((16, 10))
+    assert seen(12.0) == pytest.approx((16, 16))
+    assert seen(20.0) == pytest.approx((16, 24))
+
+
+def test_weights_on_idle_links_are_borne_out():
+    """The schedule `idle_links`, against weights that make room for every message."""
+    layer, share, batch, mesh = random_layer("sharded", "lowest_host", None)
+    rng = np.random.default_rng(2)
+    told, seen = [], []
+    for size in (1e6, 3e6, 3e7, 1e8, 3e8):
+        sized = dataclasses.replace(layer, expert_bytes=size)
+        model = dataclasses.replace(analytic_model(sized, mesh), schedule=IdleLinks())
+        destination = np.zeros(share.shape, bool)
+        destination[rng.choice(8, 2, replace=False)] = True
+        decided = Decisions(jnp.asarray(share), movements=(Movement(jnp.asarray(destination, jnp.float32)),))
+        told.append(float(timed(model, decided, batch).total))
+        ends = seconds_beside_weights(sized, share, batch, share.astype(float), destination)
+        assert ends[0] == pytest.approx(layer_seconds(sized, share, batch), rel=1e-2)
+        seen.append(max(ends))
+    assert max(seen) > 2 * min(seen)
+    np.testing.assert_allclose(told, seen, rtol=0.05)
+
+
+@eqx.filter_jit
+def timed(model: Layer, decided: Decisions, batch: Batch) -> LayerTime:
+    return model.time(decided, batch)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from oracles.arrays import floats, full
 
 from jaxmoe.engine import LayerTime
+from jaxmoe.engine.times import HIDDEN
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.methods import FixedAllowance, WindowAllowance, experts_in_window
+from jaxmoe.methods.hd_moe import busiest_link
 from jaxmoe.network import ChunkedBroadcast
 
 fitting = eqx.filter_jit(experts_in_window)
@@ -61,3 +63,24 @@ def test_the_window_of_a_layer_is_the_layer_before():
     assert allowance(machine, last, 2).tolist() == [2, 1, 0]
     assert FixedAllowance(jnp.asarray(5))(machine, last, 2).tolist() == [2, 2, 2]
     assert FixedAllowance(jnp.array([0, 1, 2]))(machine, last, 2).tolist() == [0, 1, 2]
+
+
+def test_attention_makes_the_window_longer_and_a_busy_link_makes_it_shorter():
+    # 60 s an expert again. The layer before took 60 s with its experts alone and 65 s more for attention: 125 s, in
+    # which the busiest link served 10 s, of the stages that count.
+    mesh = Mesh(floats([2.0, 8.0]), full(2, 0.0), shape=(1, 2))
+    machine = Machine(mesh, Die(full(2, 1.0)))
+    busy = {"dispatch": {"link": floats([[4.0, 1.0]])}, "combine": {"link": floats([[6.0, 2.0]])}}
+    busy |= {"movement": {"link": floats([[50.0, 50.0]])}, "compute": {"node": full((1, 2), 99.0)}}
+    blocks = (("experts", ("dispatch", "compute", "combine")), (HIDDEN, ("movement",)))
+    last = LayerTime({}, busy, floats([60.0]), blocks=blocks)
+    assert float(busiest_link(last)[0]) == 10
+    sizes = [jnp.asarray(float(number)) for number in (5, 6, 4)]
+
+    def fits(attention: float, idle: bool) -> int:
+        return int(WindowAllowance(*sizes, attention=attention, idle=idle)(machine, last, 4)[0])
+
+    assert fits(0.0, False) == 1
+    assert fits(65.0, False) == 2  # 125 s
+    assert fits(65.0, True) == 1  # 115 s
+    assert fits(70.0, True) == 2  # 120 s

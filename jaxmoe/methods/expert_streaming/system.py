@@ -10,13 +10,20 @@ import numpy as np
 
 from jaxmoe.des.streaming import Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.engine import EvenPart, LayerTime, LoadRules, SliceCosts, StreamDecisions, StreamLayer
+from jaxmoe.engine import LayerTime, LoadRules, SliceCosts, StreamDecisions, StreamLayer
 from jaxmoe.methods.expert_streaming.buffering import Buffering
 from jaxmoe.methods.expert_streaming.fse_dp import FSEDP, Experts
 from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, LoadedRun, OffloadedRun
 from jaxmoe.methods.forecast import forecast_of
 from jaxmoe.methods.settings.expert_streaming import ExpertStreamingSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
+from jaxmoe.methods.system import (
+    AbstractRun,
+    AbstractSystem,
+    DeploymentSetting,
+    RolloutResult,
+    UnsuitableSystemError,
+    attention_part,
+)
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces import Batch
 
@@ -99,7 +106,9 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
         return StreamLayer(
             model.machine,
             SliceCosts(model.costs, slices, room, jnp.asarray(self.control_ns * 1e-9)),
-            _attention(setting) if self.attention else None,
+            attention_part(setting, "system expert_streaming times attention", "set attention: false")
+            if self.attention
+            else None,
             jnp.asarray(self.scheduling_ns * 1e-9),
             model.time_model,
             setting.build_exchange("token_home"),
@@ -121,22 +130,6 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
         if rules.uncut:
             layer = replace(layer, costs=layer.costs.uncut())
         return StreamedRun(setting, layer, method)
-
-
-def _attention(setting: DeploymentSetting) -> EvenPart:
-    """Attention of one layer: its FLOPs, its weights and the keys and values of its context."""
-    moe = setting.moe
-    kind = moe.attention
-    if kind is None:
-        raise UnsuitableSystemError(
-            "system expert_streaming times attention, which the model does not give; set attention: false"
-        )
-    numbers = (
-        2.0 * (moe.attention_parameters + moe.context_read(setting.context_tokens) * kind.context_products),
-        moe.attention_parameters * setting.bytes.attention,
-        moe.context_read(setting.context_tokens) * kind.cache_elements * setting.bytes.kv,
-    )
-    return EvenPart(*(jnp.asarray(float(number)) for number in numbers))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class HDMoESettings(SystemSettings):
     goes = {"placement": "any sharded plan", "gate": HOMES, "movement": "broadcasts before a layer"}  # noqa: RUF012
     why_not = {  # noqa: RUF012
         "token layout": SPREAD,
-        "attention": UNTIMED,
+        "attention": f"{UNTIMED}; attention is counted in the windows last_layer and idle_links",
         "assignment": f"{AS_PLACED}, and broadcast ones where tokens are",
         "balancer": "a broadcast lasts for one layer, and the plan stays as it is",
     }
@@ -33,9 +33,10 @@ class HDMoESettings(SystemSettings):
     experts: int = _movement(
         2, help="the number of experts of a layer that are broadcast, with window: last the most", at_least=1, example=2
     )
-    window: Literal["fixed", "last"] = _movement(
+    window: Literal["fixed", "last", "last_layer", "idle_links"] = _movement(
         "fixed",
-        help="whether as many are broadcast as `experts` says, or as fit the time of the layer before",
+        help="whether as many are broadcast as `experts` says, or as fit the time of the experts before, or of the "
+        "whole layer before with its attention, or what that leaves idle of the busiest link",
         example="last",
     )
     forecast: Literal["moving_average", "static", "perfect", "cross_layer"] = _movement(
