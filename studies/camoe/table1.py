@@ -2,11 +2,11 @@
 
 `python studies/camoe/table1.py` writes `table1.csv`; `own_node.csv`, the own node's part in the scores, here and on an
 even network; `few_tokens.csv`, KL where few tokens are counted; and `token_homes.csv`, what changes where fewer tokens
-live at the slow node, or it has other experts; or those that are named. With `--calibrate` it prints how the two
+live at the slow node, or it has other experts; `ranks.csv`, Table 2 counted on one node; or those that are named. With `--calibrate` it prints how the two
 calibrated latencies depend on tokens and scale of logits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import jax
@@ -23,6 +23,7 @@ BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE
 SEED = 0
 OTHER_SCALES = (0.7, 0.8, 0.9, 1.0)  # with the own node left out
 FEW = (96, 256, 1024)  # tokens of all nodes together
+ON_A_RANK = (64, 128, 220, 512)  # tokens of one node
 PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
     0.00: (177.56, 235.51, 0.3368, 1.5118, 0.0, 0.0),
     0.05: (171.49, 220.88, 0.3379, 1.5122, 0.0006, 0.0098),
@@ -69,7 +70,7 @@ def rows(
 
 def relative(row: dict, first: dict, name: str) -> float:
     """Change since lambda 0, %."""
-    return 100 * (row[name] / first[name] - 1)
+    return float(100 * (row[name] / first[name] - 1))
 
 
 def own_node() -> list[dict]:
@@ -131,6 +132,44 @@ def token_homes() -> list[dict]:
     return made
 
 
+def ranks() -> list[dict]:
+    """Table 2 counted on the tokens of one node, of all nodes but node 0, and of all; nothing is calibrated anew.
+
+    Without a number of tokens all that live there in both batches are counted. Biases are those of table 1.
+    """
+    trace, top = tokens(BATCHES * TOKENS, SEED), network()
+    batches = [problem(trace, number * TOKENS, TOKENS, top) for number in range(BATCHES)]
+    scores = jnp.stack([scores_of(batch) for batch in batches]).mean(axis=0)
+    counted = {"all": range(4)} | {str(node): (node,) for node in range(4)} | {"1 to 3": (1, 2, 3)}
+    cases = [(name, None) for name in counted] + [(str(node), size) for node in range(1, 4) for size in ON_A_RANK]
+    made = []
+    for name, size in cases:
+        parts = [tokens_of_nodes(batch, counted[name], size) for batch in batches[: 1 if size else BATCHES]]
+        loads = {
+            strength: sum(
+                np.asarray(evaluate_gate(part, on_experts(-strength * scores, part.share)).loads) for part in parts
+            )
+            for strength in STRENGTHS
+        }
+        first = {"cv": global_cv(loads[0.0]), "avg_layer_cv": avg_layer_cv(loads[0.0])}
+        for strength, each in loads.items():
+            row = {"counted_on": name, "tokens": sum(len(part.source) for part in parts), "lambda": strength}
+            row |= {"cv": float(global_cv(each)), "avg_layer_cv": float(avg_layer_cv(each))}
+            row |= {f"{key}_change_percent": relative(row, first, key) for key in first}
+            row |= {"kl": float(global_kl(loads[0.0], each)), "avg_layer_kl": float(avg_layer_kl(loads[0.0], each))}
+            told = dict(zip(FIGURES, PAPER[strength], strict=True))
+            start = dict(zip(FIGURES, PAPER[0.0], strict=True))
+            row |= {f"paper_{key}_change_percent": relative(told, start, key) for key in first}
+            made.append(row | {f"paper_{key}": told[key] for key in ("kl", "avg_layer_kl")})
+    return made
+
+
+def tokens_of_nodes(batch: GateProblem, nodes: Sequence[int], count: int | None) -> GateProblem:
+    """The tokens of some nodes alone, at most so many of them, each counted once."""
+    kept = np.flatnonzero(np.isin(batch.source, list(nodes)))[:count]
+    return replace(batch, logits=batch.logits[:, kept], source=batch.source[kept], weight=jnp.ones(()))
+
+
 def table1() -> list[dict]:
     """Both tables of the paper, and the same with the own node left out of the scores."""
     trace, made = tokens(BATCHES * TOKENS, SEED), []
@@ -152,7 +191,7 @@ def calibrate() -> None:
             print(per_node, scale, f"{first['mean_ms']:.2f} ms, {relative(last, first, 'mean_ms'):.2f} %", flush=True)
 
 
-TABLES = {"table1": table1, "own_node": own_node, "few_tokens": few_tokens, "token_homes": token_homes}
+TABLES = {"table1": table1, "own_node": own_node, "few_tokens": few_tokens, "token_homes": token_homes, "ranks": ranks}
 
 if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "highest")

@@ -82,6 +82,23 @@ def test_the_own_node_has_a_part_and_the_variant_without_it_explains_how_far_rou
     assert 0.0149 / 2 < calibrated["kl"] < 0.0149
 
 
+def test_table_2_is_that_of_one_rank_but_for_what_layers_differ():
+    paper = column(rows("ranks", counted_on="all"), "paper_cv_change_percent")
+    for node, near in (("1", True), ("2", True), ("3", True), ("all", False)):
+        some = [row for row in rows("ranks", counted_on=node) if row["tokens"] in ("3046", "12184")]
+        away = np.abs(column(some, "cv_change_percent") - paper)
+        kl, told = column(some, "kl")[1:], column(some, "paper_kl")[1:]
+        assert (away.max() < 1.2) == near
+        assert (np.abs(kl / told - 1).max() < 0.2) == near
+        assert (column(some, "avg_layer_kl")[1:] < 0.3 * column(some, "paper_avg_layer_kl")[1:]).all()  # missed
+
+
+def test_all_nodes_together_are_those_of_table_1():
+    for one, other in zip(rows("ranks", counted_on="all"), rows("table1", own_node="counted"), strict=True):
+        assert float(one["cv"]) == pytest.approx(float(other["cv"]), rel=1e-4)
+        assert float(one["kl"]) == pytest.approx(float(other["kl"]), rel=1e-2, abs=1e-6)
+
+
 def test_recorded_choices_are_the_same_whatever_is_assumed_of_the_others():
     for trace in {row["trace"] for row in rows("recorded")}:
         for strength in ("0.1", "0.25"):
