@@ -1,6 +1,7 @@
 """Model against event simulator on random machines, and the order of experts by gradient against the optimum.
 
-Writes `agreement.csv` and `order.csv`, and prints what they come to: `python studies/expert_streaming/agreement.py`.
+Writes `agreement.csv`, `own_dies.csv` and `order.csv`, and prints what they come to:
+`python studies/expert_streaming/agreement.py`.
 """
 
 import time
@@ -48,6 +49,11 @@ STRATEGIES: dict[str, dict[str, bool]] = {
     "fse": {"paired": False},
     "fse_paired": {"paired": True, "matched": True},
     "fse_rule5": {"paired": True, "matched": True, "balanced": True},
+}
+# Experts that only dies with their tokens load; A2 takes one after the other (`readings.py`).
+OWN_DIES: dict[str, dict[str, bool]] = {
+    "A2 in turn, by dies with tokens": {"paired": False, "in_turn": True, "everywhere": False},
+    "A3 by dies with tokens": {"paired": True, "matched": True, "everywhere": False},
 }
 MACHINES, SEED, CONTROL, TILE = 200, 5, 2e-7, 8.0
 SPARE = 1.5  # times the slots that a buffer needs at least
@@ -139,13 +145,13 @@ def described(machine: Machine, costs: LayerCosts, tile: float = TILE) -> LayerD
 @cache
 def modelled(strategy: str):
     """Compiled: seconds, and what the simulator is given, from a machine, costs of slices and tokens."""
-    flags = {"matched": False, **STRATEGIES[strategy]}
-    paired = flags.pop("paired")
-    rules = LoadRules(**flags, uncut=flags.get("in_turn", False))
+    flags = {"matched": False, "everywhere": True} | (STRATEGIES | OWN_DIES)[strategy]
+    paired, everywhere = flags.pop("paired"), flags.pop("everywhere")
+    rules = LoadRules(**flags, uncut=strategy == "fse_naive")
 
     @eqx.filter_jit
     def run(machine: Machine, costs: SliceCosts, tokens):
-        decided = streams(machine.topology, StreamTokens(tokens, tokens.sum()), rules, paired)
+        decided = streams(machine.topology, StreamTokens(tokens, tokens.sum()), rules, paired, everywhere)
         usage = StreamPipeline(costs, decided).usage(machine, HardMax())
         return usage.seconds, decided.groups, decided.following.argmax(axis=-1)
 
@@ -162,14 +168,16 @@ def both(case: Drawn, model: str, tokens: np.ndarray, strategy: str) -> tuple[fl
     padded = jnp.zeros((MOST_EXPERTS, dies)).at[: len(tokens)].set(tokens)
     seconds, groups, following = modelled(strategy)(machine, slices_of(model, cut, room, dies), padded)
     groups = np.where(groups < len(tokens), groups, NONE)
-    rules = {"matched": False} | {name: on for name, on in STRATEGIES[strategy].items() if name != "paired"}
+    rules = {"matched": False, "everywhere": True} | (STRATEGIES | OWN_DIES)[strategy]
+    everywhere = rules.pop("everywhere") | (tokens.sum(axis=1, keepdims=True) == 0)
+    del rules["paired"]
     flow = flow_of(
         described(machine, costs),
         Slicing(cut, room, CONTROL, **rules),
         tokens,
         groups,
         np.asarray(following)[: len(tokens)],
-        np.ones(tokens.shape, bool),
+        (tokens > 0) | everywhere,
     )
     return float(seconds), stream(flow).seconds
 
@@ -193,6 +201,24 @@ def agreement() -> list[dict[str, Any]]:
             seconds, simulated = both(case, model, counts, strategy)
             rows.append(columns | {"strategy": strategy, "model_s": seconds, "simulated_s": simulated})
     told(rows)
+    return rows
+
+
+def own_dies() -> list[dict[str, Any]]:
+    """The same machines of 2x2 where only dies with tokens of an expert load it: none of the constants is of these."""
+    rows = [
+        columns | {"strategy": strategy, "model_s": seconds, "simulated_s": simulated}
+        for columns, model, case, counts in cases()
+        if case.shape == (2, 2)
+        for strategy in OWN_DIES
+        for seconds, simulated in [both(case, model, counts, strategy)]
+    ]
+    for strategy in OWN_DIES:
+        own = [row for row in rows if row["strategy"] == strategy]
+        model_s, simulated = (np.array([row[key] for row in own]) for key in ("model_s", "simulated_s"))
+        left = ((model_s - simulated) ** 2).sum() / ((simulated - simulated.mean()) ** 2).sum()
+        error = 100 * np.abs(model_s / simulated - 1)
+        print(f"{strategy}: R2 {1 - left:.4f}, mean error {error.mean():.2f} %, p95 {np.quantile(error, 0.95):.1f} %")
     return rows
 
 
@@ -270,7 +296,7 @@ def best_of_all(given: Streams, experts: int) -> float:
     return float(least_of(given, jnp.asarray(orders)))
 
 
-TABLES = {"agreement": agreement, "order": orders}
+TABLES = {"agreement": agreement, "own_dies": own_dies, "order": orders}
 
 if __name__ == "__main__":
     make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())

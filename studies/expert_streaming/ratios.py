@@ -103,6 +103,8 @@ if __name__ == "__main__":
     layers = rows_of("layer")
     layer("slices in 8", [row for row in layers if row["micro_slices"] in ("", "8")])
     layer("every strategy with its fastest cut", own_cut(layers))
+    each_way = [row for row in rows_of("layer_each_way") if row["micro_slices"] in ("", "8")]
+    layer("slices in 8, 72 GB/s each way of a link", each_way)
     end_to_end()
     arrays()
     readings()

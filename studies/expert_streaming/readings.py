@@ -42,6 +42,9 @@ READINGS: dict[str, dict[str, Any]] = {
     "A2 alone in turn": {"alone_in_turn": True},
     "A2 alone in turn, 2 micro-slices": {"alone_in_turn": True, "cut": 2},
     "by dies with tokens": {"everywhere": False},
+    "A2 alone in turn, by dies with tokens": {"alone_in_turn": True, "everywhere": False},
+    # 288 GB/s of a die, both ways of both its links: a quarter for a direction of one.
+    "D2D 72 GB/s each way": {"d2d": 72e9},
     # Without pairs the experts of the most tokens come first.
     "A2 hottest first": {"hottest_first": True},
 }
@@ -74,12 +77,13 @@ def seconds_of(
     cut: int = BASE.micro_slices,
     alone_in_turn: bool = False,
     hottest_first: bool = False,
+    d2d: float = BASE.d2d,
 ) -> dict[str, float]:
     """Simulated seconds of A2 to A4, and of expert parallelism, serial and with prefetch.
 
     Slices are cut in `cut`, or in as many as leave the buffers half as many slots again as they need.
     """
-    case = BASE._replace(ddr=ddr, sram=sram)
+    case = BASE._replace(ddr=ddr, sram=sram, d2d=d2d)
     layer = described(machine_of(case), costs_of(model), tile)
     if pooled:
         layer = replace(layer, memory=(Memory(np.array([DIES * ddr]), np.zeros(1), np.zeros(DIES, int)),))

@@ -1,7 +1,7 @@
 """Expert streaming on chiplets: the layer alone (Fig. 9, 12), end to end (Fig. 14, 15), larger arrays (Fig. 18).
 
-Writes `layer.csv`, `arrays.csv` and `end_to_end.csv`, or those that are named after the command, model by model:
-`python studies/expert_streaming/study.py layer --only qwen3`.
+Writes `layer.csv`, `layer_each_way.csv`, `arrays.csv` and `end_to_end.csv`, or those that are named after the command,
+model by model: `python studies/expert_streaming/study.py layer --only qwen3`.
 Traces are synthetic: no recording of the four models is at hand. Sizes of experts are those of Table I.
 
 Table `layer` takes about a minute of one core for a model.
@@ -38,6 +38,7 @@ END_LAYERS, END_STEPS = LAYERS, 100
 SLACKS = (0.1, 0.2, 0.3)
 END_TOKENS = (16, 64)
 LAYER_CUTS = (1, 2, 4, 8, 16)
+EACH_WAY = "hardware.link.bandwidth_GB_per_s=72"
 ARRAYS, ARRAY_TOKENS = ("2x2", "3x3", "4x4"), (64, 256, 1024)
 ARRAY_RUNS, ARRAY_CUTS = ("ep", "hydra", "ep_prefetch", "fse_tokens_prefetch", "expert_streaming"), (1, 2, 4, 8)
 
@@ -58,10 +59,10 @@ def ready(model: str, tokens: int, layers: str, steps: int, *overrides: str) -> 
     return system.runs(setting_of(inputs, strategy, iterations.history)), iterations, inputs
 
 
-def layer_rows(model: str) -> Iterator[dict[str, Any]]:
+def layer_rows(model: str, *machine: str) -> Iterator[dict[str, Any]]:
     """Single layers without attention: every strategy with every cut, by model and by event simulator."""
     for tokens in TOKENS:
-        settings = ("system.attention=false", "system.strategy=fse_rule5")
+        settings = ("system.attention=false", "system.strategy=fse_rule5", *machine)
         runs, iterations, _ = ready(model, tokens, LAYERS, STEPS, *settings)
         for name, whole in runs.items():
             for cut, run in cuts_of(whole):
@@ -79,6 +80,11 @@ def layer_rows(model: str) -> Iterator[dict[str, Any]]:
                     "package_memory_MB": max(each[1] for each in seen) / 1e6,
                     "utilisation": np.mean([each[2] for each in seen]),
                 }
+
+
+def each_way_rows(model: str) -> Iterator[dict[str, Any]]:
+    """The same where 288 GB/s are what a die has both ways on both its links."""
+    return layer_rows(model, EACH_WAY)
 
 
 def cuts_of(run: Any) -> Iterator[tuple[int | str, Any]]:
@@ -168,6 +174,7 @@ def array_row(run: Any, iterations: Any) -> dict[str, float]:
 BY_MODEL = [(model,) for model in MODELS]
 TABLES = [
     Table("layer", layer_rows, BY_MODEL, ("model",), digits=5),
+    Table("layer_each_way", each_way_rows, BY_MODEL, ("model",), digits=5),
     Table("arrays", array_rows, [(shape,) for shape in ARRAYS], ("array",), digits=5),
     Table("end_to_end", end_rows, BY_MODEL, ("model",), digits=5),
 ]
