@@ -248,8 +248,11 @@ class HDMoE(HDMoESettings, AbstractSystem):
     def _allowance(self, setting: DeploymentSetting) -> AbstractAllowance:
         if self.window == "fixed":
             return FixedAllowance(jnp.asarray(self.experts))
-        sizes = (setting.moe.hidden_size, setting.moe.expert_size, setting.bytes.experts)
-        window = WindowAllowance(*(jnp.asarray(float(size)) for size in sizes))
+        window = WindowAllowance(
+            jnp.asarray(float(setting.moe.hidden_size)),
+            jnp.asarray(float(setting.moe.expert_size)),
+            jnp.asarray(float(setting.bytes.experts)),
+        )
         if self.window == "last":
             return window
         tokens = jnp.asarray(float(setting.batch_tokens))

@@ -1,6 +1,6 @@
-"""Claims of the paper beside what the tables have, a verdict each: `python studies/camoe/claims.py` writes `claims.csv`.
+"""Claims of the paper beside what the tables have, a verdict each: `python studies/camoe/claims.py`.
 
-`ALL`: Table 2 is counted on the tokens of all nodes, as Table 1. `RANK`: on those of node 1, whose
+Writes `claims.csv`. `ALL`: Table 2 is counted on the tokens of all nodes, as Table 1. `RANK`: on those of node 1, whose
 links to all but node 0 are fast; the biases and all that is calibrated are those of Table 1.
 """
 
@@ -85,7 +85,9 @@ def other_figures() -> Claims:
     value = Finding(part["dispatch"] / part["combine"])
     yield claim, {ALL: value, RANK: value}
     slow = {row["slowdown"]: float(row["simulated_ms"]) for row in read("slow_endpoint", others="1")}
-    claim = Claim("all-to-all with one endpoint 8 times as slow", "2.2, Fig. 5: the slowest sets the time", 8, 8, 0.05)
+    claim = Claim(
+        "all-to-all with one endpoint 8 times as slow", "2.2, Fig. 5: the slowest sets the time", 8.0, 8.0, 0.05
+    )
     value = Finding(slow["8"] / slow["1"])
     yield claim, {ALL: value, RANK: value}
     for name, sentence, because in (

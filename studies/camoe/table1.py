@@ -1,9 +1,9 @@
 """Tables 1 and 2 of camoe: latency, selectivity and change of routing by lambda; see README.md.
 
 `python studies/camoe/table1.py` writes `table1.csv`; `own_node.csv`, the own node's part in the scores, here and on an
-even network; `few_tokens.csv`, KL where few tokens are counted; and `token_homes.csv`, what changes where fewer tokens
-live at the slow node, or it has other experts; `ranks.csv`, Table 2 counted on one node; or those that are named. With `--calibrate` it prints how the two
-calibrated latencies depend on tokens and scale of logits.
+even network; `few_tokens.csv`, KL where few tokens are counted; `token_homes.csv`, what changes where fewer tokens live
+at the slow node, or it has other experts; `ranks.csv`, Table 2 counted on one node; or those that are named. With
+`--calibrate` it prints how the two calibrated latencies depend on tokens and scale of logits.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,8 +3,9 @@
 `python studies/hd_moe/windows.py --shared FOLDER` writes `windows.csv`: how many experts fit by Eq. 17, mean over
 layers. The window is the time of the experts before (`last`), of the whole layer with its attention (`last_layer`), or
 what that leaves idle of the busiest link (`idle_links`). Attention is that of the published times, or by the machine's
-roofline. `beside.csv` has a layer with its attention and with as many broadcasts as the paper makes on the links that
-its messages leave idle, by the model and by the event simulator.
+roofline. `beside.csv` has layers of DeepSeek with attention, and on the links that messages leave idle as many
+broadcasts as the paper makes, by the model and by the event simulator. Eq. 17 counts one matrix of h x IS elements an
+expert, where a gated one has three.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dynamic
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,7 @@ from summary import MOE_LAYERS
 
 from jaxmoe.config import build_even_parts
 from jaxmoe.des import seconds_beside_weights
-from jaxmoe.engine import LayerTime, Movement, evaluate
+from jaxmoe.engine import Layer, LayerTime, Movement, evaluate
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
@@ -73,16 +75,22 @@ def windows(model: str, tflops: str, gbps: str, experts: int, shared: Path) -> I
         _, static = ran(inputs, share, model, topic, shared)
         mean = replace(static, total=static.total.mean(axis=1))  # busy seconds are means over batches
         row = {"model": model, "TFLOPs_per_s": tflops, "GB_per_s": gbps, "experts": experts, "plan": plan}
-        row |= {"topic": topic, "experts_s": float(mean.total.mean()), "busiest_link_s": float(busiest_link(mean).mean())}
+        row |= {
+            "topic": topic,
+            "experts_s": float(mean.total.mean()),
+            "busiest_link_s": float(busiest_link(mean).mean()),
+        }
         row |= {f"attention_{source}_s": seconds for source, seconds in attention.items()}
         yield row | {name: float(rule(inputs.model.machine, mean, LIMIT).mean()) for name, rule in rules.items()}
 
 
-def beside(model: str, tflops: str, gbps: str, experts: int, shared: Path) -> Iterator[dict[str, Any]]:
-    """A few layers, each while the experts that the next one needs most are broadcast."""
+def beside(model: str, tflops: str, gbps: str, experts: int, matrices: int, shared: Path) -> Iterator[dict[str, Any]]:
+    """A few layers, each while the experts that the next one needs most are broadcast, of so many matrices h x IS."""
     inputs, plans = prepared(model, tflops, gbps, shared)
+    size = matrices * inputs.moe.hidden_size * inputs.moe.expert_size * inputs.scenario.costs.weight_bytes_per_element
     attention = attention_of(inputs, model, tflops, shared)["published"]
-    described = describe(inputs, "sharded", inputs.scenario.costs.exchange)
+    described = replace(describe(inputs, "sharded", inputs.scenario.costs.exchange), expert_bytes=size)
+    layer = eqx.tree_at(lambda layer: layer.costs.expert_bytes, inputs.model, jnp.asarray(size))
     for (plan, share), topic in product(plans.items(), dynamic.TOPICS[model]):
         batches, _ = ran(inputs, share, model, topic, shared)
         batches = jax.tree.map(lambda leaf: leaf[:, dynamic.WARM : dynamic.WARM + 1], batches)
@@ -95,9 +103,9 @@ def beside(model: str, tflops: str, gbps: str, experts: int, shared: Path) -> It
             seen = seconds_beside_weights(
                 described, np.asarray(share[row]), batch, np.asarray(share[row + 1], float), to_all, attention
             )
-            told = {"model": model, "TFLOPs_per_s": tflops, "GB_per_s": gbps, "experts": experts, "plan": plan}
-            told |= {"topic": topic, "layer": row, "layer_s": seconds}
-            told |= {"model_s": modelled(inputs, seconds, busy, share[row + 1], to_all), "simulated_s": max(seen)}
+            told = {"model": model, "TFLOPs_per_s": tflops, "GB_per_s": gbps, "experts": experts, "matrices": matrices}
+            told |= {"plan": plan, "topic": topic, "layer": row, "layer_s": seconds}
+            told |= {"model_s": modelled(layer, seconds, busy, share[row + 1], to_all), "simulated_s": max(seen)}
             yield told | {"simulated_layer_s": seen[0], "simulated_weights_s": seen[1]}
 
 
@@ -110,10 +118,10 @@ def destinations(inputs: Inputs, share: jax.Array, batches: Batch, row: int, exp
     return np.broadcast_to(np.asarray(chosen)[:, None], share.shape)
 
 
-def modelled(inputs: Inputs, seconds: float, busy: Any, share: jax.Array, to_all: np.ndarray) -> float:
+def modelled(layer: Layer, seconds: float, busy: Any, share: jax.Array, to_all: np.ndarray) -> float:
     """The layer, the broadcasts alone, or the link that serves both longest: as the schedule `idle_links` has it."""
-    stage = Movement(jnp.asarray(to_all, jnp.float32)).stage(inputs.model, share, "background")
-    sent = stage.demand.usage(inputs.model.machine, HardMax())
+    stage = Movement(jnp.asarray(to_all, jnp.float32)).stage(layer, share, "background")
+    sent = stage.demand.usage(layer.machine, HardMax())
     return max(seconds, float((busy + sent.busy["link"]).max()), float(sent.seconds))
 
 
@@ -124,6 +132,9 @@ if __name__ == "__main__":
     options = study_options(__doc__, resume=True)
     add_shared(options, ROOT.parent / "shared", "traces", "reference")
     given = options.parse_args()
-    makers = {"windows": windows, "beside": beside}
-    made = [Table(name, partial(rows, shared=given.shared), CASES, KEY, digits=5) for name, rows in makers.items()]
+    own = [(*case, matrices) for case in CASES if case[0] == DEEPSEEK for matrices in (1, 3)]
+    made = [
+        Table("windows", partial(windows, shared=given.shared), CASES, KEY, digits=5),
+        Table("beside", partial(beside, shared=given.shared), own, (*KEY, "matrices"), digits=5),
+    ]
     make_tables(HERE, made, given)

@@ -229,7 +229,7 @@ def test_weights_on_idle_links_are_borne_out():
         destination = np.zeros(share.shape, bool)
         destination[rng.choice(8, 2, replace=False)] = True
         decided = Decisions(jnp.asarray(share), movements=(Movement(jnp.asarray(destination, jnp.float32)),))
-        told.append(float(timed(model, decided, batch).total))
+        told.append(float(total_of(model, decided, batch).total))
         ends = seconds_beside_weights(sized, share, batch, share.astype(float), destination)
         assert ends[0] == pytest.approx(layer_seconds(sized, share, batch), rel=1e-2)
         seen.append(max(ends))
@@ -238,7 +238,7 @@ def test_weights_on_idle_links_are_borne_out():
 
 
 @eqx.filter_jit
-def timed(model: Layer, decided: Decisions, batch: Batch) -> LayerTime:
+def total_of(model: Layer, decided: Decisions, batch: Batch) -> LayerTime:
     return model.time(decided, batch)
 
 

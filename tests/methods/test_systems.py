@@ -26,7 +26,7 @@ from jaxmoe.methods import (
 from jaxmoe.methods.forecast import Forecast
 from jaxmoe.methods.settings import STATEMENTS
 from jaxmoe.methods.wafer_gpu.caching import Eviction, Prediction
-from jaxmoe.models import ElementBytes, MoEModel
+from jaxmoe.models import ElementBytes, GroupedQueryAttention, MoEModel
 from jaxmoe.placement.token_layout import LayoutName
 from jaxmoe.registry import UnknownPartError
 from jaxmoe.settings import settings_of
@@ -97,8 +97,23 @@ def test_broadcast_and_window(setting):
     charged = system_of("hd_moe", window="last", broadcast="charged").method(setting)
     assert not charged.hidden
     assert isinstance(charged.allowance, WindowAllowance)
-    assert [float(size) for size in vars(charged.allowance).values()] == [64, 128, 2]
+    assert [float(size) for size in vars(charged.allowance).values()] == [64, 128, 2, 0, False]
     assert charged.flops_per_token_expert == jnp.asarray(cases.COSTS.flops_per_token_expert)
+
+
+def test_windows_of_whole_layers_count_attention(setting):
+    with pytest.raises(UnsuitableSystemError, match=r"system.window is idle_links .* use window: last"):
+        system_of("hd_moe", window="idle_links").method(setting)
+    # Two heads of 32: 4 x 64 x 64 weights, and 16 tokens of context with 2 x 64 elements each; two FLOPs a weight and
+    # a product. 8 tokens over 6 nodes, the slowest counts.
+    attention = GroupedQueryAttention(heads=2, kv_heads=2, head_size=32)
+    own = replace(setting, moe=replace(setting.moe, attention=attention))
+    flops = 8 / 6 * 2 * (4 * 64 * 64 + 16 * 2 * 64)
+    seconds = flops / float(setting.model.machine.die.flops.min())
+    for window, idle in (("last_layer", False), ("idle_links", True)):
+        allowance = system_of("hd_moe", window=window).method(own).allowance
+        assert allowance.idle == idle
+        assert float(allowance.attention) == pytest.approx(seconds, rel=1e-5)
 
 
 def test_settings_that_do_not_suit(setting):

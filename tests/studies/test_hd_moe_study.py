@@ -3,7 +3,10 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from jaxmoe.files import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,3 +142,21 @@ def test_whole_model_times_add_attention(study):
     tp, ours = summary.whole_model(rows, fits)
     assert float(tp["tbt_s"]) == pytest.approx(32 * 2e-4 + 1e-3)
     assert float(ours["speedup_over_tp"]) == pytest.approx((32 * 2e-4 + 1e-3) / (32 * 1e-4 + 1e-3), rel=1e-3)
+
+
+def test_broadcasts_beside_a_layer_are_borne_out_and_in_time_if_an_expert_is_one_matrix():
+    rows = read_table(ROOT / "studies" / "hd_moe" / "beside.csv")
+    told, seen = (np.array([float(row[name]) for row in rows]) for name in ("model_s", "simulated_s"))
+    assert 1 - ((told - seen) ** 2).sum() / ((seen - seen.mean()) ** 2).sum() > 0.999
+    assert np.abs(told / seen - 1).max() < 0.02
+    for row in rows:
+        in_time = float(row["simulated_weights_s"]) <= float(row["simulated_layer_s"])
+        assert in_time == (row["matrices"] == "1")
+
+
+def test_broadcasts_of_deepseek_fit_the_whole_layer_before_and_none_of_mixtral_do():
+    for row in read_table(ROOT / "studies" / "hd_moe" / "windows.csv"):
+        fits = float(row["last_layer, published"]) >= float(row["experts"])
+        assert fits == (row["model"] == "deepseek-v2-lite")
+        rules = [float(row[name]) for name in ("idle_links, published", "last_layer, published")]
+        assert rules == sorted(rules)
