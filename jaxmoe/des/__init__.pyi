@@ -13,7 +13,6 @@ from .fetch import replay_slices as replay_slices
 from .layer import LayerReplay as LayerReplay
 from .layer import RecordedLayer as RecordedLayer
 from .layer import layer_seconds as layer_seconds
-from .layer import movement_seconds as movement_seconds
 from .layer import record_layer as record_layer
 from .layer import replay_layer as replay_layer
 from .layer import replay_plan as replay_plan
@@ -31,3 +30,4 @@ from .tasks import add_sends as add_sends
 from .timeline import timeline_events as timeline_events
 from .traffic import TrafficReplay as TrafficReplay
 from .traffic import replay_traffic as replay_traffic
+from .weights import movement_seconds as movement_seconds

@@ -25,9 +25,9 @@ from jaxmoe.des.description import (
 )
 from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.exchanges import choices_in_turn, deciding_transfers, stage_transfers, told_transfers
-from jaxmoe.des.fabric import Fabric, Rows, joined_rows, one_each
+from jaxmoe.des.fabric import Rows, joined_rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
-from jaxmoe.des.trees import TokenTrees, tree_transfers
+from jaxmoe.des.weights import in_chunks, to_all, travelling
 from jaxmoe.placement.copies import Copies
 from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
@@ -320,29 +320,6 @@ def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False
     return run_on(layer.fabric, graph.build(), record)
 
 
-# Weights on their way, simulated: parts of experts, from the nodes that store them to all that are to have the expert.
-#
-# Each part travels along the tree of paths from its node, copied by the routers where paths part.
-
-MOST_CHUNKS = 1000  # of a part: weights in chunks of a token's size would be millions of tasks
-
-
-def movement_seconds(
-    layer: LayerDescription,
-    stored: Float[np.ndarray, "expert node"],
-    destination: Bool[np.ndarray, "expert node"],
-) -> float:
-    """Seconds until all parts have arrived, with nothing else on the network. `stored` are parts of whole experts."""
-    parts = _travelling(stored, destination)
-    if not parts:
-        return 0.0
-    fabric = _in_chunks(layer, stored, parts)
-    graph, ready = GraphBuilder(len(fabric.rate), layer.num_nodes, fabric.chunk_bytes), no_rows(layer.num_nodes)
-    for part in parts:
-        add_transfers(graph, _to_all(layer, fabric, stored, destination, part), ready)
-    return run_on(fabric, graph.build()).makespan
-
-
 def seconds_beside_weights(
     layer: LayerDescription,
     share: Float[np.ndarray, "expert node"],
@@ -356,44 +333,18 @@ def seconds_beside_weights(
     Weights leave when the layer begins, with the `before` s in which nodes alone are at work, as in attention. They
     make room for any message at once. A barrier follows every stage.
     """
-    parts, nodes = _travelling(stored, destination), np.arange(layer.num_nodes)
+    parts, nodes = travelling(stored, destination), np.arange(layer.num_nodes)
     # Weights have larger chunks than messages, which need not wait for any.
-    fabric, work, graph = _in_chunks(layer, stored, parts), _work(layer, share, batch, None), _graph(layer)
+    fabric, work, graph = in_chunks(layer, stored, parts), _work(layer, share, batch, None), _graph(layer)
     nothing = no_rows(layer.num_nodes)
     begun = one_each(graph.computations(nodes, np.full(len(nodes), before), nothing))
     dispatched = _join(graph, _add_stage(graph, work.dispatch, _join(graph, begun)))
     computed = _join(graph, one_each(graph.computations(nodes, work.seconds, dispatched)))
     ended = _join(graph, computed, _add_stage(graph, work.combine, computed))
     sent = [
-        add_transfers(graph, _to_all(layer, fabric, stored, destination, part), nothing, background=True, whole=True)
+        add_transfers(graph, to_all(layer, fabric, stored, destination, part), nothing, background=True, whole=True)
         for part in parts
     ]
     arrived = _join(graph, *sent) if sent else None
     finish = run_on(layer.fabric, graph.build()).finish
     return float(finish[ended.items[0]]), 0.0 if arrived is None else float(finish[arrived.items[0]])
-
-
-Part = tuple[int, int]  # of an expert, and the node that stores it
-
-
-def _travelling(stored: Float[np.ndarray, "expert node"], destination: Bool[np.ndarray, "expert node"]) -> list[Part]:
-    """Parts that another node is to have."""
-    return [(e, n) for e, n in np.argwhere(stored > 0).tolist() if np.delete(destination[e], n).any()]
-
-
-def _in_chunks(layer: LayerDescription, stored: Float[np.ndarray, "expert node"], parts: list[Part]) -> Fabric:
-    """The network, whose chunks are large enough for weights."""
-    largest = max((stored[part] for part in parts), default=0.0) * layer.expert_bytes
-    return replace(layer.fabric, chunk_bytes=max(layer.fabric.chunk_bytes or largest, largest / MOST_CHUNKS))
-
-
-def _to_all(
-    layer: LayerDescription,
-    fabric: Fabric,
-    stored: Float[np.ndarray, "expert node"],
-    destination: Bool[np.ndarray, "expert node"],
-    part: Part,
-) -> Transfers:
-    expert, node = part
-    trees = [TokenTrees(fabric.routes, destination[expert][None], np.array([node]))]
-    return tree_transfers(fabric, trees, float(stored[part]) * layer.expert_bytes, mirrored=True)

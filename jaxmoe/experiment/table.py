@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxmoe.experiment.table_age import Code, code_of, record, seed_of
 from jaxmoe.files import read_table, write_table
 
 Row = Mapping[str, Any]
@@ -124,7 +125,7 @@ def make_tables(
     named = {name for pattern in given.tables or ["*"] for name in fnmatch.filter(names, pattern)}
     to = folder_of_tables(folder, given)
     chosen = {to / f"{table.name}.csv": table for table in tables if table.name in named}
-    failed = [name for path, table in chosen.items() for name in _make(table, path, given, compiled)]
+    failed = [name for path, table in chosen.items() for name in _make(table, path, folder, given, compiled)]
     if failed:
         sys.exit(f"{len(failed)} failed: {', '.join(failed)}")
     if not given.list:
@@ -143,8 +144,8 @@ def earlier_table(folder: Path, given: argparse.Namespace, name: str) -> Path:
     return own if own.is_file() else folder / own.name
 
 
-def _make(table: Table, path: Path, given: argparse.Namespace, compiled: Path | None) -> list[str]:
-    """Makes the cases of one table that are wanted. Returns the names of those that failed."""
+def _make(table: Table, path: Path, study: Path, given: argparse.Namespace, compiled: Path | None) -> list[str]:
+    """Makes the cases of one table that are wanted, and notes what made it. Returns the names of those that failed."""
     cases, known = table.all_cases(), table.known(path)
     only = given.only if table.key else None
     wanted = [case for case in cases if not only or any(text in table.label(case) for text in only)]
@@ -155,22 +156,28 @@ def _make(table: Table, path: Path, given: argparse.Namespace, compiled: Path | 
         return []
     order = {_text(case): place for place, case in enumerate(cases)}
 
-    def keep(name: str, rows: list[Row]) -> str:
+    code: Code = {}
+    whole = {*map(_text, wanted)} >= known.keys()
+
+    def keep(name: str, result: tuple[list[Row], Code]) -> str:
+        rows, ran = result
+        code.update(ran)
         known[_text(named[name])] = rows
         written = sorted(known, key=lambda case: order.get(case, len(order)))
         write_table(path, (row for case in written for row in known[case]), table.columns, table.digits)
+        record(path, study, code, seed_of(table.rows), whole)
         return f"{len(rows)} rows"
 
     named = {table.label(case): case for case in wanted}
-    jobs = {name: (table, case, compiled) for name, case in named.items()}
+    jobs = {name: (table, case, study, compiled) for name, case in named.items()}
     return run_jobs(_rows, jobs, given.jobs, keep)
 
 
 _DONE = 0  # cases of this process
 
 
-def _rows(table: Table, case: Case, compiled: Path | None) -> list[Row]:
-    """Rows of a case, with compiled functions kept on disk."""
+def _rows(table: Table, case: Case, study: Path, compiled: Path | None) -> tuple[list[Row], Code]:
+    """Rows of a case and the code that made them, with compiled functions kept on disk."""
     global _DONE
     if compiled is not None:
         import jax
@@ -180,7 +187,7 @@ def _rows(table: Table, case: Case, compiled: Path | None) -> list[Row]:
         if _DONE and _DONE % CLEARED_AFTER == 0:
             jax.clear_caches()
     _DONE += 1
-    return table.made(case)
+    return table.made(case), code_of(study)
 
 
 def run_jobs(

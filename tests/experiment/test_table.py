@@ -1,9 +1,12 @@
 """Tables of studies: cases that are made, kept, chosen and gone on with; several at a time; and what fails."""
 
+import importlib
+import sys
 from functools import partial
 
 import pytest
 
+import jaxmoe.experiment.table_age as table_age
 from jaxmoe.experiment.table import Table, add_shared, earlier_table, make_tables, run_jobs, study_options, tables_of
 
 CASES = [("a", 0), ("a", 1), ("b", 0)]
@@ -136,7 +139,7 @@ def test_a_case_that_is_stopped_leaves_the_rows_before_it(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path, [times(rows=stopped)])
     assert len((tmp_path / "times.csv").read_text().splitlines()) == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["times.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.json", "times.csv"]
 
 
 def test_compiled_functions_are_kept_on_disk(tmp_path):
@@ -172,3 +175,40 @@ def test_results_of_jobs_are_kept_by_name():
 
     assert run_jobs(pow, {"eight": (2, 3), "nine": (3, 2)}, 1, keep) == []
     assert kept == {"eight": 8, "nine": 9}
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A study of its own, whose table has two cases."""
+    (tmp_path / "own_rows.py").write_text("SEED = 7\n\n\ndef rows(x):\n    return [{'x': x, 'y': 2 * x}]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["own.py", "--shared", "/somewhere", "doubled"])
+    yield tmp_path, Table("doubled", importlib.import_module("own_rows").rows, [(1,), (2,)], ("x",))
+    del sys.modules["own_rows"]
+
+
+def test_what_made_a_table_lies_beside_it_and_tells_that_it_is_stale(study):
+    folder, table = study
+    made(folder, [table])
+    kept = table_age.read(folder / "made.json")["doubled"]
+    assert kept["command"] == f"{folder.name}/own.py --shared FOLDER doubled"
+    assert kept["seed"] == {"SEED": "7"}
+    assert {"own_rows.py", "jaxmoe/experiment/table.py"} <= kept["code"].keys()
+    assert table_age.stale(folder) == {}
+    with (folder / "own_rows.py").open("a") as file:
+        file.write("# changed\n")
+    assert table_age.stale(folder) == {"doubled": ["own_rows.py"]}
+
+
+def test_a_table_is_stale_until_all_its_cases_are_made_anew(study):
+    folder, table = study
+    made(folder, [table])
+    path = folder / "made.json"
+    path.write_text(path.read_text().replace(table_age.read(path)["doubled"]["code"]["own_rows.py"], "0" * 12))
+    made(folder, [table], "--only", "doubled/1")
+    assert table_age.stale(folder) == {"doubled": ["own_rows.py"]}
+    made(folder, [table])
+    assert table_age.stale(folder) == {}
+    path.unlink()
+    made(folder, [table], "--only", "doubled/1")  # nobody knows what made the other case
+    assert not path.exists()
