@@ -123,17 +123,17 @@ def design_space() -> Claims:
     claim = Claim("GB/s of DDR a die for 60 %", "VI-D: 48 GB/s per die are required", 48.0, 48.0, WITHIN)
     yield claim, {STUDY: Finding(min(float(row["ddr_GB_per_s"]) for row in enough))}
     claim = Claim("utilisation at 48 GB/s and 16 MB a die", "VI-D: a utilization rate higher than 60%", 0.6, None, 0.0)
-    links = {STUDY: "2.88e+11", "144 GB/s each way": "1.44e+11", EACH_WAY: "7.2e+10"}
+    links = {STUDY: "288", "144 GB/s each way": "144", EACH_WAY: "72"}
     at = {"loaded_by": "all", "micro_slices": "8", "sram_MB": "16"}
     yield (
         claim,
-        {name: Finding(float(read("knee", link_B_per_s=link, **at)[0]["utilisation"])) for name, link in links.items()},
+        {name: Finding(float(read("knee", link_GB_per_s=link, **at)[0]["utilisation"])) for name, link in links.items()},
     )
     claim = Claim("MB a die from which SRAM helps no more", "VI-D: 16MB or more of on-chip memory", 16.0, 16.0, WITHIN)
     yield (
         claim,
         {
-            f"{name}{told}": Finding(enough_sram(read("knee", loaded_by="all", link_B_per_s=link, micro_slices=cut)))
+            f"{name}{told}": Finding(enough_sram(read("knee", loaded_by="all", link_GB_per_s=link, micro_slices=cut)))
             for name, link in links.items()
             for cut, told in (("8", ""), ("1", ", slices not cut"))
         },
