@@ -140,7 +140,8 @@ class WindowAllowance(AbstractAllowance):
             intermediate=self.intermediate,
         )
         window = last.total + self.attention - (busiest_link(last) if self.idle else 0)
-        return experts_in_window(broadcast, jnp.roll(window, 1), limit)
+        ran = last.total > 0  # not before the first step
+        return experts_in_window(broadcast, jnp.roll(jnp.where(ran, window, 0), 1), limit)
 
 
 def experts_in_window(
@@ -152,9 +153,9 @@ def experts_in_window(
 
 
 def busiest_link(time: LayerTime) -> Float[Array, "*lead"]:
-    """Seconds that the busiest link serves all stages of a layer that are not hidden."""
-    hidden = [name for block, names in time.blocks if block in (MOVEMENTS, HIDDEN) for name in names]
-    busy = [each["link"] for name, each in time.busy.items() if "link" in each and name not in hidden]
+    """Seconds that the busiest link serves the stages of a layer, without movements."""
+    moved = [name for block, names in time.blocks if block in (MOVEMENTS, HIDDEN) for name in names]
+    busy = [each["link"] for name, each in time.busy.items() if "link" in each and name not in moved]
     return sum(busy, jnp.zeros(())).max(axis=-1) if busy else jnp.zeros_like(time.total)
 
 

@@ -84,3 +84,5 @@ def test_attention_makes_the_window_longer_and_a_busy_link_makes_it_shorter():
     assert fits(65.0, False) == 2  # 125 s
     assert fits(65.0, True) == 1  # 115 s
     assert fits(70.0, True) == 2  # 120 s
+    nothing = LayerTime({}, {}, floats([0.0]))  # before the first step
+    assert WindowAllowance(*sizes, attention=200.0)(machine, nothing, 4).tolist() == [0]
