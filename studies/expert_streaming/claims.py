@@ -125,10 +125,8 @@ def design_space() -> Claims:
     claim = Claim("utilisation at 48 GB/s and 16 MB a die", "VI-D: a utilization rate higher than 60%", 0.6, None, 0.0)
     links = {STUDY: "288", "144 GB/s each way": "144", EACH_WAY: "72"}
     at = {"loaded_by": "all", "micro_slices": "8", "sram_MB": "16"}
-    yield (
-        claim,
-        {name: Finding(float(read("knee", link_GB_per_s=link, **at)[0]["utilisation"])) for name, link in links.items()},
-    )
+    rows = {name: read("knee", link_GB_per_s=link, **at)[0] for name, link in links.items()}
+    yield claim, {name: Finding(float(row["utilisation"])) for name, row in rows.items()}
     claim = Claim("MB a die from which SRAM helps no more", "VI-D: 16MB or more of on-chip memory", 16.0, 16.0, WITHIN)
     yield (
         claim,
