@@ -27,7 +27,7 @@ def kernel_file(*more: KnownKernel) -> KernelFile:
     """Kernels of one backend in BF16, and what is given."""
     own = {"framework": "sglang"}
     kernels = (
-        known("gemm", 2, 7, **own, gemm_dtype="bfloat16", op_name="gemm", kernel_source="one"),
+        known("gemm", 2, 8, **own, gemm_dtype="bfloat16", op_name="gemm", kernel_source="one"),
         known("moe", 3, len(MOE_TILES), **own, moe_dtype="bfloat16", op_name="moe", kernel_source="fused"),
         known("attention_context", 2, 3, **own, attn_dtype="bfloat16", kv_cache_dtype="bfloat16"),
         known("attention_generation", 3, 4, **own, attn_dtype="bfloat16", kv_cache_dtype="bfloat16"),

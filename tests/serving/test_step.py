@@ -151,8 +151,8 @@ def test_another_precision_stands_in_and_is_told():
 def test_products_of_fp8_take_the_quicker_of_both_scalings():
     """A table that timed the host tells nothing of a step that is one graph."""
     names = {"framework": "sglang", "op_name": "gemm", "kernel_source": "two"}
-    slow = known("gemm", 2, 7, rows=1000, launch=1e-4, gemm_dtype="fp8_block", **names)
-    quick = known("gemm", 2, 7, launch=1e-6, gemm_dtype="fp8", **names)
+    slow = known("gemm", 2, 8, rows=1000, launch=1e-4, gemm_dtype="fp8_block", **names)
+    quick = known("gemm", 2, 8, launch=1e-6, gemm_dtype="fp8", **names)
     both = float(step_of(file=kernel_file(slow, quick), products="fp8_block").parts(StepLoad(4.0, 9.0))["projections"])
     alone = float(step_of(file=kernel_file(slow), products="fp8_block").parts(StepLoad(4.0, 9.0))["projections"])
     assert both < alone / 10

@@ -15,6 +15,11 @@ Numbers = Float[Array, "..."]  # rows of any axes, or one number for all
 
 TILE_ROWS = (8, 16, 32, 64, 128)  # of tiles that a fused kernel fills from each expert's own tokens
 TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))  # rows, columns that a library may choose
+# What DeepGEMM chooses from for products with scales: a tile of 256 rows has 128 columns at most. Of tiles that fill
+# the machine alike it takes the widest, so they come first.
+WIDTHS = (256, 192, 160, 144, *range(128, 0, -16))
+EVEN_TILES = tuple((tall, wide) for wide in WIDTHS for tall in (64, 128, 256) if min(tall, wide) <= 128)
+CHANGES = (1, 16, 64, 128, 256, 1024)  # rows above which libraries take another kernel
 
 
 class ExpertLoads(NamedTuple):
@@ -52,11 +57,41 @@ def _ragged(value: Numbers, unit: float | int) -> Numbers:
     return jax.lax.stop_gradient(jnp.where(jnp.mod(value, unit) > 0, 1.0, 0.0))
 
 
+class EvenTile(NamedTuple):
+    """A tile of `tall` rows and `wide` columns, of which a product has so many `waves` and `blocks`."""
+
+    tall: Numbers
+    wide: Numbers
+    waves: Numbers
+    blocks: Numbers
+
+    @property
+    def shape(self) -> list[Numbers]:
+        """Marks of its rate: wide tiles need more registers than there are, the more so in a single wave."""
+        alone = jnp.where(self.waves == 1, 1.0, 0.0)
+        kinds = [jnp.where(self.wide == wide, 1.0, 0.0) for wide in WIDTHS[:4]]
+        kinds += [jnp.where(self.tall == 256, 1.0, 0.0)]
+        sizes = [jnp.log(self.tall / 128), jnp.log(self.wide / 128), jnp.where(self.tall == 64, 1.0, 0.0)]
+        return [*sizes, *kinds, *(alone * kind for kind in kinds)]
+
+
+def even_tile(rows: Numbers, columns: Numbers, processors: Numbers) -> EvenTile:
+    """DeepGEMM's tile of a product: the fewest waves, of these the fullest last one."""
+    tall, wide = jnp.asarray(EVEN_TILES, jnp.float32).T
+    blocks = whole(rows[..., None], tall) * whole(columns[..., None], wide)
+    waves = whole(blocks, processors)
+    last = blocks - (waves - 1) * processors
+    best = jnp.argmin(waves * 2 * processors - last, axis=-1)
+    found = (jnp.take_along_axis(part, best[..., None], axis=-1)[..., 0] for part in (waves, blocks))
+    return EvenTile(tall[best], wide[best], *found)
+
+
 @partial(jax.jit, static_argnames=("precision", "weight", "activation"))
 def product(
     rows: Numbers, columns: Numbers, inner: Numbers, sheet: Sheet, precision: str, weight: float, activation: float
 ) -> Terms:
     """Terms of one product [rows, inner] by [inner, columns], with bytes of a weight and of an activation."""
+    rows, columns, inner = jnp.broadcast_arrays(*(jnp.asarray(size, jnp.float32) for size in (rows, columns, inner)))
     weights = columns * inner * weight / sheet.bandwidth
     vectors = (rows * inner * activation + rows * columns * 2) / sheet.bandwidth
     of_tile = [2 * tall * wide * inner / sheet.rate(precision) * sheet.processors for tall, wide in TILES]
@@ -75,6 +110,11 @@ def product(
         ]
         waves.append(jnp.min(stacked(fits), axis=-1))
         of_tile.append(2 * tall * 128 * inner / sheet.rate(precision) * sheet.processors)
+    even = even_tile(rows, columns, sheet.processors)
+    waves.append(even.waves)
+    of_tile.append(2 * even.tall * even.wide * inner / sheet.rate(precision) * sheet.processors)
+    blocks.append(even.blocks / sheet.processors)
+    shape += [*even.shape, *(jnp.where(rows > change, 1.0, 0.0) for change in CHANGES)]
     return Terms(
         memory=stacked([weights, vectors]),
         tiles=stacked([count * seconds for count, seconds in zip(waves, of_tile, strict=True)]),

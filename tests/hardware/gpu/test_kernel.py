@@ -11,7 +11,18 @@ from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, 
 from jaxmoe.hardware.gpu.fused import FusedGemm, fused_gemm
 from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Reach, Residual, Terms, rising_inputs
 from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
-from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Heads, collective, decode, fused_moe, prefill, product
+from jaxmoe.hardware.gpu.terms import (
+    EVEN_TILES,
+    TILE_ROWS,
+    ExpertLoads,
+    Heads,
+    collective,
+    decode,
+    even_tile,
+    fused_moe,
+    prefill,
+    product,
+)
 
 SHEET = Sheet.of(bandwidth=1e12, bf16=1e14, fp8=2e14, fp4=2e14, processors=10.0, link=1e11)
 
@@ -93,6 +104,30 @@ def test_terms_of_a_product_by_hand():
     assert float(terms.tiles[3]) == pytest.approx(2 * 128 * 128 * 64 / 1e13)
     # Of 16 x 64: nine by four are 36, four waves.
     assert float(terms.waves[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tall", "wide"),
+    [
+        (64, 768, 64, 16),  # one wave whatever the tile: the narrowest fills it best
+        (512, 768, 64, 48),  # 8 x 16 = 128 of 132, while 32 columns would take two waves
+        (1281, 2048, 256, 96),  # 6 x 22, a full wave
+        (2048, 2048, 128, 256),  # 16 x 8, as 256 by 128 fills it: the wider comes first
+    ],
+)
+def test_even_tiles_by_hand(rows, columns, tall, wide):
+    found = even_tile(*numbers(rows, columns, 132))
+    assert (int(found.tall), int(found.wide), int(found.waves)) == (tall, wide, 1)
+
+
+def test_even_tiles_have_the_fewest_waves_and_the_fullest_last_one():
+    rng = np.random.default_rng(0)
+    rows, columns = rng.integers(1, 20000, 200), rng.integers(1, 500, 200) * 32
+    found = even_tile(*numbers(rows, columns, 132))
+    for at, (height, width) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
+        blocks = [-(-height // tall) * -(-width // wide) for tall, wide in EVEN_TILES]
+        best = min((-(-count // 132), -((count - 1) % 132)) for count in blocks)
+        assert (int(found.waves[at]), -((int(found.blocks[at]) - 1) % 132)) == best
 
 
 def test_terms_of_experts_by_hand():
