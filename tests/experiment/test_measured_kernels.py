@@ -359,7 +359,8 @@ def shipped() -> KernelFile:
 @pytest.mark.parametrize("name", INVENTED)
 def test_every_kind_is_predicted_on_what_nobody_measured(name, shipped, tmp_path):
     size, rows = INVENTED[name]
-    sizes = (1, 3, 100, 5000, 524288)
+    # SGLang's all-reduce, launched kernel by kernel, has a floor: measured, 1 MB takes 1.2 times as long as 256 bytes.
+    sizes = (1, 3, 100, 5000, 2**27 if size == "message_size" else 524288)
     table = read_table(written(tmp_path / "rows.csv", [{**row, size: each} for row in rows for each in sizes]), False)
     found = predict(table, shipped)
     assert np.isfinite(found.seconds).all()

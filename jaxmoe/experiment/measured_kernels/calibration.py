@@ -229,8 +229,8 @@ RECIPES: dict[str, Recipe] = {
     "mla_generation": Recipe(1500, 16, 1e-4, 1e-5),
     "mla_context_module": Recipe(1500, 16, 1e-4, 1e-5),
     "mla_generation_module": Recipe(1500, 16, 1e-4, 1e-5),
-    "nccl": Recipe(1500, 12, 1e-5, 1e-6),
-    "all_reduce": Recipe(1500, 12, 1e-5, 1e-6),
+    "nccl": Recipe(1500, 16, 1e-3, 1e-4),
+    "all_reduce": Recipe(1500, 16, 1e-3, 1e-4),
 }
 
 
