@@ -76,7 +76,10 @@ class EvenTile(NamedTuple):
 
 
 def even_tile(rows: Numbers, columns: Numbers, processors: Numbers) -> EvenTile:
-    """DeepGEMM's tile of a product: the fewest waves, of these the fullest last one."""
+    """DeepGEMM's tile of a product: the fewest waves, of these the fullest last one.
+
+    As its heuristics of late 2025 for Hopper have it (deepseek-ai/DeepGEMM, MIT), but for their order among equals.
+    """
     tall, wide = jnp.asarray(EVEN_TILES, jnp.float32).T
     blocks = whole(rows[..., None], tall) * whole(columns[..., None], wide)
     waves = whole(blocks, processors)
