@@ -51,9 +51,9 @@ class Overheads(NamedTuple):
 
 # Fitted to measured systems by `study.py fit` of studies/silicon, which tells what they are worth on others.
 OVERHEADS = {
-    "vllm": Overheads(step=0.56e-3, prompts=1.47, request=33e-3),
-    "sglang": Overheads(step=0.51e-3, prompts=2.32, request=57e-3),
-    "trtllm": Overheads(step=0.51e-3, prompts=1.75, request=62e-3),
+    "vllm": Overheads(step=0.54e-3, prompts=1.47, request=33e-3),
+    "sglang": Overheads(step=0.50e-3, prompts=2.30, request=57e-3),
+    "trtllm": Overheads(step=0.49e-3, prompts=1.75, request=62e-3),
 }
 
 

@@ -23,6 +23,7 @@ import h800
 import numpy as np
 from apart import has_workers, told_apart
 from fitting import fit_overheads
+from peer import told_by_peer
 from rows import DENSE, MODELS, Measured, read_rows
 from times import RowTimes, row_times
 
@@ -112,8 +113,9 @@ def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -
         summary("kernels alone", times, bare),
         summary("data sheet alone", roofline, sheet),
     ]
-    write_table(out / "summary.csv", found, digits=3)
     measured = [each.row for each in times]
+    found += beside_peer(times, judged, bare, told_by_peer(measured))
+    write_table(out / "summary.csv", found, digits=3)
     alone = grouped(measured, errors(measured, bare), with_backend)
     rows = [
         dict(zip(("model", "system", "backend"), name, strict=True))
@@ -126,6 +128,21 @@ def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -
         print(
             ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in row.items())
         )
+
+
+def beside_peer(
+    times: Sequence[RowTimes], judged: np.ndarray, bare: np.ndarray, peer: np.ndarray
+) -> list[dict[str, object]]:
+    """Errors of AIConfigurator on the rows that it covers, and ours on the same."""
+    covered = np.flatnonzero(~np.isnan(peer).any(axis=1))
+    if not len(covered):
+        return []
+    some = [times[at] for at in covered]
+    return [
+        summary("AIConfigurator, rows that it covers", some, peer[covered]),
+        summary("kernels and constants, pairs left out, on these rows", some, judged[covered]),
+        summary("kernels alone, on these rows", some, bare[covered]),
+    ]
 
 
 WORST = 10
