@@ -1,0 +1,176 @@
+"""The simulator of engines over time in plain Python: what `serve` has to do, one event after another.
+
+Of one moment, steps end first, then KV transfers, then requests come, then engines that are idle begin a step. Engines
+are taken in their order, transfers in that of their requests.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxmoe.serving.online.engine import Engine, Fleet, Router
+from jaxmoe.serving.online.reference_rank import Job, Rank
+from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.served import Served, Steps
+from jaxmoe.serving.online.step_table import FEATURES, StepTable
+
+ALL_TOKENS, MOST_TOKENS = FEATURES.index("all_tokens"), FEATURES.index("most_tokens")
+
+
+def serve_plainly(requests: Requests, fleet: Fleet, table: StepTable, decode_table: StepTable | None = None) -> Served:
+    """All that `serve` tells, token times and steps included."""
+    fleet.check(requests)
+    return _Simulation(requests, fleet, table, decode_table or table).run()
+
+
+class _Running:
+    """An engine of `ranks` in lockstep and the end of its step under way."""
+
+    def __init__(self, engine: Engine, table: StepTable, number: int) -> None:
+        self.ranks = [Rank(engine) for _ in range(engine.ranks)]
+        self.turn = _Turn("least_loaded", len(self.ranks))
+        self.table, self.number, self.end = table, number, math.inf
+
+    def load(self) -> int:
+        return sum(rank.load() for rank in self.ranks)
+
+
+class _Turn:
+    """Chooses one of several: the next in turn, or among the least loaded the next in turn."""
+
+    def __init__(self, router: Router, size: int) -> None:
+        self.router, self.size, self.next = router, size, 0
+
+    def choose(self, several: Sequence[_Running] | Sequence[Rank]) -> int:
+        order = [(self.next + step) % self.size for step in range(self.size)]
+        chosen = order[0] if self.router == "round_robin" else min(order, key=lambda each: several[each].load())
+        self.next = (chosen + 1) % self.size
+        return chosen
+
+
+class _Simulation:
+    def __init__(self, requests: Requests, fleet: Fleet, table: StepTable, decode_table: StepTable) -> None:
+        self.requests, self.fleet = requests, fleet
+        self.first = [_Running(fleet.engine, table, number) for number in range(fleet.engines)]
+        self.first_turn, decode = _Turn(fleet.router, fleet.engines), fleet.decode
+        self.later: list[_Running] = []
+        if decode:
+            self.later = [_Running(decode.engine, decode_table, fleet.engines + each) for each in range(decode.engines)]
+            self.later_turn = _Turn(decode.router, decode.engines)
+        self.transfers: list[tuple[float, int, Job, Rank]] = []
+        self.next, self.in_flight = 0, 0
+        count = len(requests)
+        self.sent, self.scheduled = np.zeros(count), np.full(count, -1.0)
+        self.engine, self.rank, self.decode_engine = np.full((3, count), -1)
+        self.cached, self.preemptions = np.zeros((2, count), int)
+        self.tokens: list[list[float]] = [[] for _ in range(count)]
+        self.steps: list[tuple[float, ...]] = []
+
+    def run(self) -> Served:
+        """Go from event to event until no more comes."""
+        engines = [*self.first, *self.later]
+        while True:
+            ends = [engine.end for engine in engines] + [moment for moment, *_ in self.transfers]
+            now = min([*ends, self._next_sending()])
+            if now == math.inf:
+                return self._served()
+            for engine in engines:
+                if engine.end == now:
+                    self._end_step(engine, now)
+            for transfer in sorted(self.transfers, key=lambda each: each[:2]):
+                if transfer[0] == now:
+                    self._end_transfer(transfer)
+            while self._next_sending() <= now:
+                self._send(now)
+            for engine in engines:
+                if engine.end == math.inf:
+                    self._begin_step(engine, now)
+
+    def _next_sending(self) -> float:
+        full = self.fleet.users is not None and self.in_flight >= self.fleet.users
+        return math.inf if full or self.next == len(self.requests) else float(self.requests.arrival[self.next])
+
+    def _send(self, now: float) -> None:
+        row, requests = self.next, self.requests
+        first, end = requests.prefix_starts[row : row + 2] if len(requests.prefix_starts) else (0, 0)
+        names = requests.prefix_blocks[first:end]
+        prompt, output = int(requests.prompt[row]), int(requests.output[row])
+        job = Job(row, prompt, output, tuple(names), requests.prefix_tokens, known=prompt)
+        self.sent[row] = now
+        self.next, self.in_flight = row + 1, self.in_flight + 1
+        self.engine[row] = self.first_turn.choose(self.first)
+        self.rank[row] = self._queue(job, self.first[self.engine[row]])
+
+    def _queue(self, job: Job, engine: _Running) -> int:
+        rank = engine.turn.choose(engine.ranks)
+        engine.ranks[rank].waiting.append(job)
+        return rank
+
+    def _begin_step(self, engine: _Running, now: float) -> None:
+        for rank in engine.ranks:
+            before = [*rank.running]
+            admitted = rank.schedule()
+            for job in before:
+                self.preemptions[job.row] += job not in rank.running
+            for job in admitted:
+                if self.scheduled[job.row] < 0:
+                    self.scheduled[job.row], self.cached[job.row] = now, job.computed
+        features = np.array([rank.features() for rank in engine.ranks])
+        tokens = features[:, FEATURES.index("tokens")]
+        features[:, ALL_TOKENS], features[:, MOST_TOKENS] = tokens.sum(), tokens.max()
+        if tokens.any():
+            seconds = engine.table.seconds(features)
+            engine.end = now + seconds
+            counts = [(len(rank.running), len(rank.waiting), rank.blocks.used) for rank in engine.ranks]
+            self.steps.append((engine.number, now, seconds, int(tokens.sum()), *map(sum, zip(*counts, strict=True))))
+
+    def _end_step(self, engine: _Running, now: float) -> None:
+        engine.end = math.inf
+        for rank in engine.ranks:
+            for job in [*rank.running]:
+                job.computed += job.given
+                if job.given and job.left() == 0:
+                    job.known += 1
+                    self.tokens[job.row].append(now)
+                    self._after_token(job, rank, engine, now)
+                job.given = 0
+
+    def _after_token(self, job: Job, rank: Rank, engine: _Running, now: float) -> None:
+        decode = self.fleet.decode
+        if len(self.tokens[job.row]) == job.output:
+            rank.blocks.release(job)
+            self.in_flight -= 1
+        elif decode and engine.number < self.fleet.engines:
+            seconds = decode.latency_s + job.prompt * decode.seconds_per_token()
+            self.transfers.append((now + seconds, job.row, job, rank))
+        else:
+            return
+        rank.running.remove(job)
+
+    def _end_transfer(self, transfer: tuple[float, int, Job, Rank]) -> None:
+        _, row, job, source = transfer
+        self.transfers.remove(transfer)
+        source.blocks.release(job)
+        job.computed, job.brought = 0, job.prompt
+        engine = self.later[self.later_turn.choose(self.later)]
+        self.decode_engine[row] = engine.number
+        self._queue(job, engine)
+
+    def _served(self) -> Served:
+        steps = np.array(self.steps, float).reshape(-1, 7)
+        engine, tokens, running, waiting, kv_blocks = steps[:, [0, 3, 4, 5, 6]].T.astype(int)
+        return Served(
+            sent=self.sent,
+            engine=self.engine,
+            rank=self.rank,
+            decode_engine=self.decode_engine,
+            scheduled=self.scheduled,
+            first_token=np.array([times[0] for times in self.tokens]),
+            finish=np.array([times[-1] for times in self.tokens]),
+            cached=self.cached,
+            preemptions=self.preemptions,
+            token_starts=np.concatenate([[0], np.cumsum([len(times) for times in self.tokens])]),
+            token_times=np.concatenate(self.tokens) if self.tokens else np.zeros(0),
+            steps=Steps(engine, steps[:, 1], steps[:, 2], tokens, running, waiting, kv_blocks),
+        )

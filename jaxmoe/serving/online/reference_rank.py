@@ -1,0 +1,210 @@
+"""One data-parallel rank of an engine in plain Python: its queue, the requests it runs, and its KV blocks.
+
+Follows `Scheduler.schedule` and `KVCacheManager` of vLLM's V1 engine. Left out: speculative tokens, encoders, LoRA,
+priorities, and limits on a part of a long prompt. SGLang differs in when prompts are read; what it keeps free for
+outputs to come, and its choice of whom to retract, are left out: memory and preemption are vLLM's there too.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.serving.online.engine import Engine
+
+
+@dataclass(eq=False)
+class Block:
+    """KV of `block_tokens` tokens: how many requests hold it, and the text it ends, once it is full."""
+
+    holders: int = 0
+    name: Hashable = None
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way: `known` tokens of prompt and output, `computed` of them with KV in its `blocks`."""
+
+    row: int
+    prompt: int
+    output: int
+    prefix: tuple[int, ...]  # names of blocks of `prefix_tokens` tokens
+    prefix_tokens: int
+    known: int = 0
+    computed: int = 0
+    brought: int = 0  # tokens whose KV came from the engine that read the prompt
+    blocks: list[Block] = field(default_factory=list)
+    named: bool = True  # all of its full blocks are in the cache by their names
+    given: int = 0  # tokens of the step under way
+
+    def left(self) -> int:
+        return self.known - self.computed
+
+    def decodes(self) -> bool:
+        """Whether it needs one more token only to have its next, as all do once their prompt is read."""
+        return self.known > self.prompt and self.left() == 1
+
+    def name(self, index: int, block_tokens: int) -> Hashable:
+        """Text up to the end of a block: named by the prefix's blocks as far as they go in the prompt, then its own."""
+        end = (index + 1) * block_tokens
+        if end <= min(self.prompt, len(self.prefix) * self.prefix_tokens):
+            return self.prefix[: -(-end // self.prefix_tokens)], end
+        return "own", self.row, end
+
+
+class Blocks:
+    """KV blocks of a rank. One that nobody holds is free; it keeps its text until it is taken anew, the oldest first.
+
+    A block gets its name as soon as a step fills it, so that requests admitted later in the same step find it. Where
+    the cache has that text already, in another block, the request names none of its further blocks: vLLM would keep
+    both. A request frees its last block first.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.free = OrderedDict.fromkeys(Block() for _ in range(engine.kv_blocks or 0))
+        self.cached: dict[Hashable, Block] = {}
+        self.used = 0
+
+    def found(self, job: Job) -> list[Block]:
+        """Blocks of the cache that hold how a request begins; one token at least is left to compute."""
+        found: list[Block] = []
+        if self.engine.prefix_cache:
+            for index in range((job.known - 1) // self.engine.block_tokens):
+                block = self.cached.get(job.name(index, self.engine.block_tokens))
+                if block is None:
+                    break
+                found.append(block)
+        return found
+
+    def grow(self, job: Job, tokens: int, found: list[Block]) -> bool:
+        """Hold `found` and blocks for so many tokens of a request, or change nothing where blocks do not suffice."""
+        new = self.engine.blocks_of(tokens) - len(job.blocks) - len(found)
+        idle = [block for block in found if block.holders == 0]
+        if self.engine.kv_blocks is not None and new + len(idle) > len(self.free):
+            return False
+        for block in idle:
+            del self.free[block]
+        for block in [*found, *(self._take() for _ in range(new))]:
+            block.holders += 1
+            job.blocks.append(block)
+        self.used += new + len(idle)
+        if self.engine.prefix_cache:
+            for index in range(len(found), tokens // self.engine.block_tokens):
+                self._name(job, index)
+        return True
+
+    def _take(self) -> Block:
+        if self.engine.kv_blocks is None:
+            return Block()
+        block, _ = self.free.popitem(last=False)
+        if block.name is not None:
+            del self.cached[block.name]
+            block.name = None
+        return block
+
+    def _name(self, job: Job, index: int) -> None:
+        block, name = job.blocks[index], job.name(index, self.engine.block_tokens)
+        if block.name is None and job.named:
+            job.named = name not in self.cached
+            if job.named:
+                block.name, self.cached[name] = name, block
+
+    def release(self, job: Job) -> None:
+        """Let go of all blocks of a request."""
+        for block in reversed(job.blocks):
+            block.holders -= 1
+            if block.holders == 0:
+                self.used -= 1
+                if self.engine.kv_blocks is not None:
+                    self.free[block] = None
+        job.blocks, job.named = [], True
+
+
+class Rank:
+    """Requests that wait, first come first, and those that run, in the order in which they were admitted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.blocks = engine, Blocks(engine)
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+
+    def load(self) -> int:
+        """What balancers compare."""
+        return 4 * len(self.waiting) + len(self.running)
+
+    def schedule(self) -> list[Job]:
+        """Give out tokens of a step: first to requests that run, then to those that wait. Returns those admitted.
+
+        Where blocks run out, the request admitted last loses its own and waits, as the first, to be computed anew;
+        nobody is admitted in that step. SGLang's ranks leave decoding out as long as they have a prompt to read.
+        """
+        apart, self.budget = self.engine.batching == "sglang", self.engine.token_budget
+        for job in self.running:
+            job.given = 0
+        before = len(self.waiting)
+        self._continue([job for job in self.running if not (apart and job.decodes())])
+        admitted = [] if len(self.waiting) > before else self._admit(apart)
+        if apart and self.budget == self.engine.token_budget:
+            self.budget = len(self.running)
+            self._continue(list(self.running))
+        return admitted
+
+    def _continue(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            tokens = min(job.left(), self.budget)
+            if tokens == 0 or job not in self.running:
+                break
+            while not self.blocks.grow(job, job.computed + tokens, []):
+                last = self.running.pop()
+                self._preempt(last)
+                if last is job:
+                    return
+            job.given = tokens
+            self.budget -= tokens
+
+    def _preempt(self, job: Job) -> None:
+        self.blocks.release(job)
+        job.computed = job.brought = job.given = 0
+        self.waiting.appendleft(job)
+
+    def _admit(self, apart: bool) -> list[Job]:
+        admitted: list[Job] = []
+        while self.waiting and self.budget > 0 and len(self.running) < self.engine.seats:
+            job = self.waiting[0]
+            found = self.blocks.found(job)
+            computed = max(len(found) * self.engine.block_tokens, job.brought)
+            tokens = min(job.known - computed, self.budget)
+            if apart and job.known > job.prompt and job.known - computed == 1:
+                tokens = 0  # it decodes in a step to come, or in this one if nobody has a prompt to read
+            if not self.blocks.grow(job, computed + tokens, found):
+                break
+            job.computed, job.given = computed, tokens
+            self.budget -= tokens
+            self.running.append(self.waiting.popleft())
+            admitted.append(job)
+        return admitted
+
+    def features(self) -> Float[np.ndarray, " F"]:
+        """This rank's part of the step that was scheduled, without what is over all ranks."""
+        given = [job for job in self.running if job.given]
+        read = [job for job in given if not job.decodes()]
+        contexts = [job.computed for job in given if job.decodes()]
+        tokens = sum(job.given for job in read)
+        before = sum(job.given * job.computed for job in read)
+        return np.array(
+            [
+                tokens + len(contexts),
+                len(contexts) + sum(job.given == job.left() for job in read),
+                tokens,
+                before / tokens if tokens else 0,
+                len(contexts),
+                sum(contexts) / len(contexts) if contexts else 0,
+                max(contexts, default=0),
+                0,
+                0,
+            ],
+            float,
+        )
