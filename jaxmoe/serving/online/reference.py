@@ -109,11 +109,7 @@ class _Simulation:
 
     def _begin_step(self, engine: _Running, now: float) -> None:
         for rank in engine.ranks:
-            before = [*rank.running]
-            admitted = rank.schedule()
-            for job in before:
-                self.preemptions[job.row] += job not in rank.running
-            for job in admitted:
+            for job in rank.schedule():
                 if self.scheduled[job.row] < 0:
                     self.scheduled[job.row], self.cached[job.row] = now, job.computed
         features = np.array([rank.features() for rank in engine.ranks])
@@ -140,6 +136,7 @@ class _Simulation:
         decode = self.fleet.decode
         if len(self.tokens[job.row]) == job.output:
             rank.blocks.release(job)
+            self.preemptions[job.row] = job.preemptions
             self.in_flight -= 1
         elif decode and engine.number < self.fleet.engines:
             seconds = decode.latency_s + job.prompt * decode.seconds_per_token()

@@ -38,6 +38,7 @@ class Job:
     blocks: list[Block] = field(default_factory=list)
     named: bool = True  # all of its full blocks are in the cache by their names
     given: int = 0  # tokens of the step under way
+    preemptions: int = 0
 
     def left(self) -> int:
         return self.known - self.computed
@@ -168,6 +169,7 @@ class Rank:
     def _preempt(self, job: Job) -> None:
         self.blocks.release(job)
         job.computed = job.brought = job.given = 0
+        job.preemptions += 1
         self.waiting.appendleft(job)
 
     def _admit(self, apart: bool) -> list[Job]:

@@ -1,14 +1,39 @@
-"""Serve requests with engines over time."""
+"""Serve requests with engines over time, compiled by Numba: several calls run side by side on threads."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 
-from jaxmoe.serving.online.engine import Fleet
-from jaxmoe.serving.online.reference import serve_plainly
+from jaxmoe.serving.online.compiled import LOGGED, Clock, Records, run
+from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, SCHEDULED, SENT, Queues
+from jaxmoe.serving.online.engine import Engine, Fleet
+from jaxmoe.serving.online.kv_blocks import (
+    BLOCK_COLUMNS,
+    CACHED,
+    DECODE_ENGINE,
+    ENGINE,
+    HOLDERS,
+    KNOWN,
+    LAST,
+    NEWER,
+    NONE,
+    OLDER,
+    OUTPUT,
+    OWN,
+    PREEMPTED,
+    PROMPT,
+    RANK,
+    REQUEST_COLUMNS,
+    SEGMENT,
+    Memory,
+)
+from jaxmoe.serving.online.packed_table import pack
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.served import Served
-from jaxmoe.serving.online.step_table import StepTable
+from jaxmoe.serving.online.served import Served, Steps
+from jaxmoe.serving.online.step_table import FEATURES, StepTable
+
+LOG = 1 << 16  # steps that are logged at a time
 
 
 def serve(
@@ -21,8 +46,149 @@ def serve(
 ) -> Served:
     """Where and when each request is served by engines whose steps take what `table` says.
 
-    Steps of a decode pool take `decode_table`. Raises `InputError` for requests that can never be served.
+    Steps of a decode pool take `decode_table`, or `table` too. Raises `InputError` for requests that can never be
+    served.
     """
-    served = serve_plainly(requests, fleet, table, decode_table)
-    kept = served if token_times else replace(served, token_starts=np.zeros(0, int), token_times=np.zeros(0))
-    return kept if steps else replace(kept, steps=None)
+    fleet.check(requests)
+    engines = [fleet.engine] * fleet.engines + ([fleet.decode.engine] * fleet.decode.engines if fleet.decode else [])
+    ranks = [engine for engine in engines for _ in range(engine.ranks)]
+    clock, memory = _clock(requests, fleet, engines), _memory(requests, fleet, ranks)
+    queues = _queues(len(requests), ranks)
+    token_starts = np.concatenate([[0], np.cumsum(requests.output)]) if token_times else np.zeros(0, np.int64)
+    log = LOG + len(engines) if steps else 0
+    records = Records(
+        token_starts,
+        np.zeros(token_starts[-1] if token_times else 0),
+        np.zeros((log, 5), np.int64),
+        np.zeros((log, 2)),
+    )
+    tables = pack([table, decode_table or table])
+    features = np.zeros((max(engine.ranks for engine in engines), len(FEATURES)))
+    logged, done = [], False
+    while not done:
+        done = run(clock, queues, memory, tables, records, features)
+        count = clock.counts[LOGGED]
+        logged.append((records.step_numbers[:count].copy(), records.step_times[:count].copy()))
+        clock.counts[LOGGED] = 0
+    jobs, moments = memory.jobs, queues.moments
+    return Served(
+        sent=moments[:, SENT].copy(),
+        engine=jobs[:, ENGINE].copy(),
+        rank=jobs[:, RANK].copy(),
+        decode_engine=jobs[:, DECODE_ENGINE].copy(),
+        scheduled=moments[:, SCHEDULED].copy(),
+        first_token=moments[:, FIRST_TOKEN].copy(),
+        finish=moments[:, FINISH].copy(),
+        cached=jobs[:, CACHED].copy(),
+        preemptions=jobs[:, PREEMPTED].copy(),
+        token_starts=token_starts,
+        token_times=records.token_times,
+        steps=_steps(logged) if steps else None,
+    )
+
+
+def _steps(logged: Sequence[tuple[Int[np.ndarray, "L 5"], Float[np.ndarray, "L 2"]]]) -> Steps:
+    engine, tokens, running, waiting, kv_blocks = np.concatenate([numbers for numbers, _ in logged]).T
+    start, seconds = np.concatenate([times for _, times in logged]).T
+    return Steps(engine, start, seconds, tokens, running, waiting, kv_blocks)
+
+
+def _clock(requests: Requests, fleet: Fleet, engines: Sequence[Engine]) -> Clock:
+    decode = fleet.decode
+    on_way = len(requests) if decode else 0
+    return Clock(
+        arrival=np.asarray(requests.arrival, float),
+        counts=np.zeros(4, np.int64),
+        users=np.array([NONE if fleet.users is None else fleet.users]),
+        ends=np.full(len(engines), np.inf),
+        first_engine=np.array([0, fleet.engines, len(engines)]),
+        first_rank=np.concatenate([[0], np.cumsum([engine.ranks for engine in engines])]),
+        turn=np.zeros(2, np.int64),
+        rank_turn=np.zeros(len(engines), np.int64),
+        least_loaded=np.array([each is not None and each.router == "least_loaded" for each in (fleet, decode)], int),
+        link=np.array([decode.latency_s, decode.seconds_per_token()] if decode else [0.0, 0.0]),
+        transfer_ends=np.zeros(on_way),
+        transfer_rows=np.zeros(on_way, np.int64),
+    )
+
+
+def _queues(requests: int, ranks: Sequence[Engine]) -> Queues:
+    return Queues(
+        waiting=np.zeros(len(ranks), np.int64),
+        head=np.zeros(len(ranks), np.int64),
+        tail=np.zeros(len(ranks), np.int64),
+        running=np.zeros(len(ranks), np.int64),
+        seats=np.zeros((len(ranks), min(max(rank.seats for rank in ranks), requests)), np.int64),
+        sums=np.zeros((len(ranks), 6), np.int64),
+        moments=np.full((requests, 4), -1.0),
+    )
+
+
+def _memory(requests: Requests, fleet: Fleet, ranks: Sequence[Engine]) -> Memory:
+    pools = [fleet.engine, *([fleet.decode.engine] if fleet.decode else [])]
+    cached = np.array([rank.kv_blocks if rank.prefix_cache else 0 for rank in ranks])
+    places = np.array([1 << int(2 * size).bit_length() if size else 0 for size in cached])
+    ends, firsts = np.cumsum(cached), np.cumsum(cached) - cached
+    blocks = np.full((int(cached.sum()), BLOCK_COLUMNS), NONE, np.int32)
+    blocks[:, HOLDERS] = 0
+    blocks[:, OLDER], blocks[:, NEWER] = np.arange(len(blocks)) - 1, np.arange(len(blocks)) + 1
+    blocks[firsts[cached > 0], OLDER] = blocks[ends[cached > 0] - 1, NEWER] = NONE
+    first_segment, segments = _segments(requests) if cached.any() else (np.zeros(len(requests) + 1, np.int64),) * 2
+    return Memory(
+        jobs=_jobs(requests),
+        pools=np.array([_pool(engine, requests) for engine in pools], np.int64),
+        pool_of=np.repeat(
+            [0, 1], [fleet.engines * fleet.engine.ranks, len(ranks) - fleet.engines * fleet.engine.ranks]
+        ),
+        first_segment=first_segment,
+        segments=segments,
+        blocks=blocks,
+        used=np.zeros(len(ranks), np.int64),
+        oldest=np.where(cached > 0, firsts, NONE),
+        newest=np.where(cached > 0, ends - 1, NONE),
+        first_place=np.cumsum(places) - places,
+        places=places,
+        keys=np.full(places.sum(), NONE, np.int64),
+        lasts=np.full(places.sum(), NONE, np.int64),
+        taken=np.zeros(max(cached), np.int64),
+    )
+
+
+def _jobs(requests: Requests) -> Int[np.ndarray, "R columns"]:
+    jobs = np.zeros((len(requests), REQUEST_COLUMNS), np.int32)
+    jobs[:, PROMPT], jobs[:, OUTPUT], jobs[:, KNOWN] = requests.prompt, requests.output, requests.prompt
+    jobs[:, [LAST, OWN, DECODE_ENGINE]] = NONE
+    return jobs
+
+
+def _pool(engine: Engine, requests: Requests) -> tuple[int, ...]:
+    total = NONE if engine.kv_blocks is None else engine.kv_blocks
+    segment = requests.prefix_tokens // engine.block_tokens if len(requests.prefix_blocks) else 0
+    apart = int(engine.batching == "sglang")
+    return (
+        apart,
+        engine.token_budget,
+        engine.seats,
+        engine.ranks,
+        total,
+        engine.block_tokens,
+        int(engine.prefix_cache),
+        segment,
+    )
+
+
+def _segments(requests: Requests) -> tuple[Int[np.ndarray, " R+1"], Int[np.ndarray, " S"]]:
+    """Prefix blocks numbered anew, so that equal numbers have equal text before them too."""
+    starts, names = requests.prefix_starts, requests.prefix_blocks
+    if not len(names):
+        return np.zeros(len(requests) + 1, np.int64), np.zeros(0, np.int64)
+    sizes = np.diff(starts)
+    numbers, names = np.empty(len(names), np.int64), np.unique(names, return_inverse=True)[1]
+    before, known = np.zeros(len(sizes), np.int64), 0
+    for depth in range(int(sizes.max())):
+        rows = np.flatnonzero(sizes > depth)
+        at = starts[rows] + depth
+        _, own = np.unique(before[rows] * len(names) + names[at], return_inverse=True)
+        numbers[at] = before[rows] = own + known
+        known += int(own.max()) + 1
+    return np.asarray(starts, np.int64), numbers

@@ -1,0 +1,254 @@
+"""The simulator of engines over time, compiled: does what `reference` does, event by event, to the last bit."""
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from jaxtyping import Float, Int
+from numba import njit
+
+from jaxmoe.des.heap import drop_first, push, uncounted
+from jaxmoe.serving.online.compiled_rank import (
+    CONTEXT,
+    DECODING,
+    FINISH,
+    FIRST_TOKEN,
+    LONGEST,
+    READ,
+    READ_CONTEXT,
+    SENT,
+    SEQUENCES,
+    Queues,
+    push_last,
+    schedule,
+)
+from jaxmoe.serving.online.kv_blocks import (
+    BROUGHT,
+    COMPUTED,
+    DECODE_ENGINE,
+    ENGINE,
+    GIVEN,
+    KNOWN,
+    NONE,
+    OUTPUT,
+    OWN,
+    PROMPT,
+    RANK,
+    Memory,
+    release,
+)
+from jaxmoe.serving.online.packed_table import PackedTables, step_seconds
+
+ROW, IN_FLIGHT, ON_WAY, LOGGED = range(4)  # counts of the clock
+LATENCY, PER_TOKEN = range(2)  # of the link
+LOG_ENGINE, LOG_TOKENS, LOG_RUNNING, LOG_WAITING, LOG_BLOCKS = range(5)
+
+
+class Clock(NamedTuple):
+    """What happens next: `E` engines, those of a decode pool last, and up to `W` transfers on their way."""
+
+    arrival: Float[np.ndarray, " R"]
+    counts: Int[np.ndarray, "4"]
+    users: Int[np.ndarray, "1"]
+    ends: Float[np.ndarray, " E"]  # of the steps under way
+    first_engine: Int[np.ndarray, " pools+1"]
+    first_rank: Int[np.ndarray, " E+1"]
+    turn: Int[np.ndarray, " pools"]  # which engine is next
+    rank_turn: Int[np.ndarray, " E"]
+    least_loaded: Int[np.ndarray, " pools"]
+    link: Float[np.ndarray, "2"]
+    transfer_ends: Float[np.ndarray, " W"]
+    transfer_rows: Int[np.ndarray, " W"]
+
+
+class Records(NamedTuple):
+    """Token times and a log of steps, each empty if not asked for."""
+
+    token_starts: Int[np.ndarray, " starts"]
+    token_times: Float[np.ndarray, " T"]
+    step_numbers: Int[np.ndarray, "L 5"]
+    step_times: Float[np.ndarray, "L 2"]
+
+
+# `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def run(clock, queues, memory, tables, records, features):
+    """Go on until all requests are served; False where the log of steps is full, to be read and emptied before."""
+    return _run(
+        uncounted(clock),
+        uncounted(queues),
+        uncounted(memory),
+        uncounted(tables),
+        uncounted(records),
+        uncounted(features),
+    )
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _run(clock, queues, memory, tables, records, features):
+    engines, counts = len(clock.ends), clock.counts
+    while True:
+        if 0 < len(records.step_times) < counts[LOGGED] + engines:
+            return False
+        now = _next_sending(clock)
+        for engine in range(engines):
+            now = min(now, clock.ends[engine])
+        if counts[ON_WAY] > 0:
+            now = min(now, clock.transfer_ends[0])
+        if now == np.inf:
+            return True
+        for engine in range(engines):
+            if clock.ends[engine] == now:
+                clock.ends[engine] = np.inf
+                for rank in range(clock.first_rank[engine], clock.first_rank[engine + 1]):
+                    _end_step(clock, queues, memory, records, rank, now, engine < clock.first_engine[1])
+        while counts[ON_WAY] > 0 and clock.transfer_ends[0] == now:
+            _end_transfer(clock, queues, memory)
+        while _next_sending(clock) <= now:
+            _send(clock, queues, memory, now)
+        for engine in range(engines):
+            if clock.ends[engine] == np.inf:
+                _begin_step(clock, queues, memory, tables, records, features, engine, now)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _next_sending(clock):
+    row = clock.counts[ROW]
+    full = 0 <= clock.users[0] <= clock.counts[IN_FLIGHT]
+    return np.inf if full or row == len(clock.arrival) else clock.arrival[row]
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _load(queues, first, end):
+    load = 0
+    for rank in range(first, end):
+        load += 4 * queues.waiting[rank] + queues.running[rank]
+    return load
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _choose_engine(clock, queues, pool):
+    first, end = clock.first_engine[pool], clock.first_engine[pool + 1]
+    chosen, least = first + clock.turn[pool], np.int64(-1)
+    if clock.least_loaded[pool]:
+        for step in range(end - first):
+            engine = first + (clock.turn[pool] + step) % (end - first)
+            load = _load(queues, clock.first_rank[engine], clock.first_rank[engine + 1])
+            if least < 0 or load < least:
+                chosen, least = engine, load
+    clock.turn[pool] = (chosen - first + 1) % (end - first)
+    return chosen
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _queue(clock, queues, memory, row, engine):
+    """Let a request wait at the least loaded rank of an engine. Returns which."""
+    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
+    chosen, least = first, np.int64(-1)
+    for step in range(end - first):
+        rank = first + (clock.rank_turn[engine] + step) % (end - first)
+        load = _load(queues, rank, rank + 1)
+        if least < 0 or load < least:
+            chosen, least = rank, load
+    clock.rank_turn[engine] = (chosen - first + 1) % (end - first)
+    push_last(queues, memory, chosen, row)
+    return chosen - first
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _send(clock, queues, memory, now):
+    row, jobs = clock.counts[ROW], memory.jobs
+    clock.counts[ROW] += 1
+    clock.counts[IN_FLIGHT] += 1
+    queues.moments[row, SENT] = now
+    jobs[row, ENGINE] = _choose_engine(clock, queues, 0)
+    jobs[row, RANK] = _queue(clock, queues, memory, row, jobs[row, ENGINE])
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _begin_step(clock, queues, memory, tables, records, features, engine, now):
+    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
+    total, most = 0, 0
+    for rank in range(first, end):
+        schedule(queues, memory, rank, now)
+        tokens = queues.sums[rank, READ] + queues.sums[rank, DECODING]
+        total, most = total + tokens, max(most, tokens)
+    if total == 0:
+        return
+    for rank in range(first, end):
+        sums, row = queues.sums[rank], rank - first
+        features[row, 0] = sums[READ] + sums[DECODING]
+        features[row, 1] = sums[SEQUENCES]
+        features[row, 2] = sums[READ]
+        features[row, 3] = sums[READ_CONTEXT] / max(sums[READ], 1)
+        features[row, 4] = sums[DECODING]
+        features[row, 5] = sums[CONTEXT] / max(sums[DECODING], 1)
+        features[row, 6] = sums[LONGEST]
+        features[row, 7] = total
+        features[row, 8] = most
+    table = 0 if engine < clock.first_engine[1] else 1
+    seconds = step_seconds(tables, table, features[: end - first])
+    clock.ends[engine] = now + seconds
+    if len(records.step_times) > 0:
+        at, numbers = clock.counts[LOGGED], records.step_numbers
+        clock.counts[LOGGED] += 1
+        records.step_times[at, 0], records.step_times[at, 1] = now, seconds
+        numbers[at, LOG_ENGINE], numbers[at, LOG_TOKENS] = engine, total
+        numbers[at, LOG_RUNNING] = numbers[at, LOG_WAITING] = numbers[at, LOG_BLOCKS] = 0
+        for rank in range(first, end):
+            numbers[at, LOG_RUNNING] += queues.running[rank]
+            numbers[at, LOG_WAITING] += queues.waiting[rank]
+            numbers[at, LOG_BLOCKS] += memory.used[rank]
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _end_step(clock, queues, memory, records, rank, now, reads):
+    """Hand out the tokens of a step. Requests that are done leave, as do those of an engine that only `reads`."""
+    jobs, seats, moments, counts = memory.jobs, queues.seats, queues.moments, clock.counts
+    kept, reads_only = 0, reads and len(clock.transfer_ends) > 0
+    for at in range(queues.running[rank]):
+        row = seats[rank, at]
+        given = jobs[row, GIVEN]
+        jobs[row, GIVEN] = 0
+        jobs[row, COMPUTED] += given
+        if given > 0 and jobs[row, COMPUTED] == jobs[row, KNOWN]:
+            token = jobs[row, KNOWN] - jobs[row, PROMPT]
+            jobs[row, KNOWN] += 1
+            if len(records.token_times) > 0:
+                records.token_times[records.token_starts[row] + token] = now
+            if token == 0:
+                moments[row, FIRST_TOKEN] = now
+            if token + 1 == jobs[row, OUTPUT]:
+                moments[row, FINISH] = now
+                release(memory, rank, row)
+                counts[IN_FLIGHT] -= 1
+                continue
+            if reads_only:
+                seconds = clock.link[LATENCY] + jobs[row, PROMPT] * clock.link[PER_TOKEN]
+                counts[ON_WAY] = push(clock.transfer_ends, clock.transfer_rows, counts[ON_WAY], now + seconds, row)
+                continue
+        seats[rank, kept] = row
+        kept += 1
+    queues.running[rank] = kept
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _end_transfer(clock, queues, memory):
+    """KV of a prompt is where it will be decoded: the engine that read it lets go of it."""
+    row, jobs = clock.transfer_rows[0], memory.jobs
+    clock.counts[ON_WAY] = drop_first(clock.transfer_ends, clock.transfer_rows, clock.counts[ON_WAY])
+    release(memory, clock.first_rank[jobs[row, ENGINE]] + jobs[row, RANK], row)
+    jobs[row, COMPUTED], jobs[row, BROUGHT], jobs[row, OWN] = 0, jobs[row, PROMPT], NONE
+    jobs[row, DECODE_ENGINE] = _choose_engine(clock, queues, 1)
+    _queue(clock, queues, memory, row, jobs[row, DECODE_ENGINE])

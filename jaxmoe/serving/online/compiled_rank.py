@@ -1,0 +1,170 @@
+"""Scheduling of one data-parallel rank, compiled: does what `reference_rank.Rank` does."""
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from jaxtyping import Float, Int
+from numba import njit
+
+from jaxmoe.serving.online.kv_blocks import (
+    APART,
+    BLOCK_TOKENS,
+    BROUGHT,
+    BUDGET,
+    CACHED,
+    CACHES,
+    COMPUTED,
+    GIVEN,
+    HELD,
+    KNOWN,
+    NEXT,
+    NONE,
+    PREEMPTED,
+    PROMPT,
+    SEATS,
+    found,
+    grow,
+    release,
+)
+
+SENT, SCHEDULED, FIRST_TOKEN, FINISH = range(4)  # columns of moments
+READ, READ_CONTEXT, SEQUENCES, DECODING, CONTEXT, LONGEST = range(6)  # columns of sums, of the step to come
+
+
+class Queues(NamedTuple):
+    """Who waits and who runs at each of `Q` ranks. Those that wait are a list, each with its `NEXT`."""
+
+    waiting: Int[np.ndarray, " Q"]
+    head: Int[np.ndarray, " Q"]
+    tail: Int[np.ndarray, " Q"]
+    running: Int[np.ndarray, " Q"]
+    seats: Int[np.ndarray, "Q seats"]  # in the order of admission
+    sums: Int[np.ndarray, "Q sums"]
+    moments: Float[np.ndarray, "R moments"]  # of every request
+
+
+# `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def decodes(jobs, row):
+    """Whether a request needs one more token only to have its next."""
+    return jobs[row, KNOWN] > jobs[row, PROMPT] and jobs[row, KNOWN] - jobs[row, COMPUTED] == 1
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def push_last(queues, memory, rank, row):
+    """Let a request wait behind all others of a rank."""
+    memory.jobs[row, NEXT] = NONE
+    if queues.waiting[rank] == 0:
+        queues.head[rank] = row
+    else:
+        memory.jobs[queues.tail[rank], NEXT] = row
+    queues.tail[rank] = row
+    queues.waiting[rank] += 1
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def schedule(queues, memory, rank, now):
+    """Give out the tokens of a rank's next step, and sum up what it has."""
+    queues.sums[rank, :] = 0
+    if queues.running[rank] == 0 and queues.waiting[rank] == 0:
+        return
+    pool = memory.pool_of[rank]
+    apart, budget = memory.pools[pool, APART] == 1, memory.pools[pool, BUDGET]
+    before = queues.waiting[rank]
+    left = _go_on(queues, memory, rank, budget, apart)
+    if queues.waiting[rank] == before:
+        left = _admit(queues, memory, rank, left, apart, now)
+    if apart and left == budget:
+        _go_on(queues, memory, rank, queues.running[rank], False)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _give(queues, jobs, rank, row, tokens):
+    """Count a request's tokens of the step."""
+    sums, computed = queues.sums, jobs[row, COMPUTED]
+    jobs[row, GIVEN] = tokens
+    if tokens == 0:
+        return
+    if decodes(jobs, row):
+        sums[rank, DECODING] += 1
+        sums[rank, CONTEXT] += computed
+        sums[rank, LONGEST] = max(sums[rank, LONGEST], computed)
+    else:
+        sums[rank, READ] += tokens
+        sums[rank, READ_CONTEXT] += tokens * computed
+    if computed + tokens == jobs[row, KNOWN]:
+        sums[rank, SEQUENCES] += 1
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _go_on(queues, memory, rank, budget, leaves_decoding):
+    """Tokens for those that run, from a budget whose rest is returned; the last are preempted if blocks run out."""
+    jobs, seats, pool = memory.jobs, queues.seats, memory.pool_of[rank]
+    block_tokens, caches = memory.pools[pool, BLOCK_TOKENS], memory.pools[pool, CACHES] == 1
+    at = 0
+    while at < queues.running[rank] and budget > 0:
+        row = seats[rank, at]
+        at += 1
+        if leaves_decoding and decodes(jobs, row):
+            continue
+        tokens = min(jobs[row, KNOWN] - jobs[row, COMPUTED], budget)
+        end = jobs[row, COMPUTED] + tokens
+        if end > jobs[row, HELD] * block_tokens or (caches and end % block_tokens == 0) or tokens > 1:
+            while not grow(memory, rank, row, end, 0, NONE):
+                last = seats[rank, queues.running[rank] - 1]
+                _preempt(queues, memory, rank, last)
+                if last == row:
+                    return budget
+        _give(queues, jobs, rank, row, tokens)
+        budget -= tokens
+    return budget
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _preempt(queues, memory, rank, row):
+    """Take all blocks from the request admitted last, and let it wait before all others."""
+    jobs = memory.jobs
+    release(memory, rank, row)
+    jobs[row, COMPUTED] = jobs[row, BROUGHT] = jobs[row, GIVEN] = 0
+    jobs[row, PREEMPTED] += 1
+    jobs[row, NEXT] = NONE if queues.waiting[rank] == 0 else queues.head[rank]
+    if queues.waiting[rank] == 0:
+        queues.tail[rank] = row
+    queues.head[rank] = row
+    queues.waiting[rank] += 1
+    queues.running[rank] -= 1
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _admit(queues, memory, rank, budget, apart, now):
+    """Seats for those that wait, as far as the budget, seats and blocks go. Returns the rest of the budget."""
+    jobs, pool = memory.jobs, memory.pool_of[rank]
+    while queues.waiting[rank] > 0 and budget > 0 and queues.running[rank] < memory.pools[pool, SEATS]:
+        row = queues.head[rank]
+        hits, last = found(memory, rank, row)
+        computed = max(hits * memory.pools[pool, BLOCK_TOKENS], jobs[row, BROUGHT])
+        left = jobs[row, KNOWN] - computed
+        tokens = min(left, budget)
+        if apart and left == 1 and jobs[row, KNOWN] > jobs[row, PROMPT]:
+            tokens = 0
+        if not grow(memory, rank, row, computed + tokens, hits, last):
+            break
+        queues.head[rank] = jobs[row, NEXT]
+        queues.waiting[rank] -= 1
+        queues.seats[rank, queues.running[rank]] = row
+        queues.running[rank] += 1
+        jobs[row, COMPUTED] = computed
+        if queues.moments[row, SCHEDULED] < 0:
+            queues.moments[row, SCHEDULED], jobs[row, CACHED] = now, computed
+        _give(queues, jobs, rank, row, tokens)
+        budget -= tokens
+    return budget
