@@ -17,26 +17,27 @@ from jaxmoe.serving.online.compiled_rank import (
     READ_CONTEXT,
     SENT,
     SEQUENCES,
-    Queues,
+    look,
     push_last,
     schedule,
 )
 from jaxmoe.serving.online.kv_blocks import (
+    AHEAD,
     BROUGHT,
     COMPUTED,
     DECODE_ENGINE,
     ENGINE,
     GIVEN,
     KNOWN,
+    LEAVES,
     NONE,
     OUTPUT,
     OWN,
     PROMPT,
     RANK,
-    Memory,
     release,
 )
-from jaxmoe.serving.online.packed_table import PackedTables, step_seconds
+from jaxmoe.serving.online.packed_table import step_seconds
 
 ROW, IN_FLIGHT, ON_WAY, LOGGED = range(4)  # counts of the clock
 LATENCY, PER_TOKEN = range(2)  # of the link
@@ -127,7 +128,7 @@ def _next_sending(clock):
 def _load(queues, first, end):
     load = 0
     for rank in range(first, end):
-        load += 4 * queues.waiting[rank] + queues.running[rank]
+        load += 4 * queues.waiting[rank] + queues.running[rank] - queues.leaving[rank]
     return load
 
 
@@ -176,14 +177,45 @@ def _send(clock, queues, memory, now):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _begin_step(clock, queues, memory, tables, records, features, engine, now):
+    """Run the batch of those whom the ranks knew of when the last step began, if any, else of all who are there."""
     first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
+    ahead = memory.pools[memory.pool_of[first], AHEAD] == 1
+    total = most = 0
+    if ahead:
+        total, most = _schedule(queues, memory, first, end, now)
+    if total == 0:
+        _look(queues, memory, first, end)
+        total, most = _schedule(queues, memory, first, end, now)
+    if total == 0:
+        return
+    _run_step(clock, queues, memory, tables, records, features, engine, now, total, most)
+    if ahead:
+        _look(queues, memory, first, end)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _look(queues, memory, first, end):
+    for rank in range(first, end):
+        look(queues, memory, rank)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _schedule(queues, memory, first, end, now):
+    """Make a batch. Returns its tokens, and those of the fullest rank."""
     total, most = 0, 0
     for rank in range(first, end):
         schedule(queues, memory, rank, now)
         tokens = queues.sums[rank, READ] + queues.sums[rank, DECODING]
         total, most = total + tokens, max(most, tokens)
-    if total == 0:
-        return
+    return total, most
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _run_step(clock, queues, memory, tables, records, features, engine, now, total, most):
+    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
     for rank in range(first, end):
         sums, row = queues.sums[rank], rank - first
         features[row, 0] = sums[READ] + sums[DECODING]
@@ -215,10 +247,12 @@ def _begin_step(clock, queues, memory, tables, records, features, engine, now):
 def _end_step(clock, queues, memory, records, rank, now, reads):
     """Hand out the tokens of a step. Requests that are done leave, as do those of an engine that only `reads`."""
     jobs, seats, moments, counts = memory.jobs, queues.seats, queues.moments, clock.counts
-    kept, reads_only = 0, reads and len(clock.transfer_ends) > 0
+    reads_only = reads and len(clock.transfer_ends) > 0
     for at in range(queues.running[rank]):
         row = seats[rank, at]
         given = jobs[row, GIVEN]
+        if given == LEAVES:
+            continue
         jobs[row, GIVEN] = 0
         jobs[row, COMPUTED] += given
         if given > 0 and jobs[row, COMPUTED] == jobs[row, KNOWN]:
@@ -230,16 +264,14 @@ def _end_step(clock, queues, memory, records, rank, now, reads):
                 moments[row, FIRST_TOKEN] = now
             if token + 1 == jobs[row, OUTPUT]:
                 moments[row, FINISH] = now
-                release(memory, rank, row)
                 counts[IN_FLIGHT] -= 1
-                continue
-            if reads_only:
+            elif reads_only:
                 seconds = clock.link[LATENCY] + jobs[row, PROMPT] * clock.link[PER_TOKEN]
                 counts[ON_WAY] = push(clock.transfer_ends, clock.transfer_rows, counts[ON_WAY], now + seconds, row)
+            else:
                 continue
-        seats[rank, kept] = row
-        kept += 1
-    queues.running[rank] = kept
+            jobs[row, GIVEN] = LEAVES
+            queues.leaving[rank] += 1
 
 
 @njit(cache=True, nogil=True)

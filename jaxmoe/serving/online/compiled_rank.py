@@ -17,8 +17,10 @@ from jaxmoe.serving.online.kv_blocks import (
     GIVEN,
     HELD,
     KNOWN,
+    LEAVES,
     NEXT,
     NONE,
+    OUTPUT,
     PREEMPTED,
     PROMPT,
     SEATS,
@@ -37,7 +39,9 @@ class Queues(NamedTuple):
     waiting: Int[np.ndarray, " Q"]
     head: Int[np.ndarray, " Q"]
     tail: Int[np.ndarray, " Q"]
+    seen: Int[np.ndarray, " Q"]  # of those that wait
     running: Int[np.ndarray, " Q"]
+    leaving: Int[np.ndarray, " Q"]  # of those that run
     seats: Int[np.ndarray, "Q seats"]  # in the order of admission
     sums: Int[np.ndarray, "Q sums"]
     moments: Float[np.ndarray, "R moments"]  # of every request
@@ -64,6 +68,26 @@ def push_last(queues, memory, rank, row):
         memory.jobs[queues.tail[rank], NEXT] = row
     queues.tail[rank] = row
     queues.waiting[rank] += 1
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def look(queues, memory, rank):
+    """See who came, and let go of who leaves."""
+    queues.seen[rank] = queues.waiting[rank]
+    if queues.leaving[rank] == 0:
+        return
+    jobs, seats, kept = memory.jobs, queues.seats, 0
+    for at in range(queues.running[rank]):
+        row = seats[rank, at]
+        if jobs[row, GIVEN] != LEAVES:
+            seats[rank, kept] = row
+            kept += 1
+            continue
+        jobs[row, GIVEN] = 0
+        if jobs[row, KNOWN] == jobs[row, PROMPT] + jobs[row, OUTPUT]:
+            release(memory, rank, row)
+    queues.running[rank], queues.leaving[rank] = kept, 0
 
 
 @njit(cache=True, nogil=True)
@@ -112,19 +136,35 @@ def _go_on(queues, memory, rank, budget, leaves_decoding):
     while at < queues.running[rank] and budget > 0:
         row = seats[rank, at]
         at += 1
+        if jobs[row, GIVEN] == LEAVES:
+            continue
         if leaves_decoding and decodes(jobs, row):
             continue
         tokens = min(jobs[row, KNOWN] - jobs[row, COMPUTED], budget)
         end = jobs[row, COMPUTED] + tokens
         if end > jobs[row, HELD] * block_tokens or (caches and end % block_tokens == 0) or tokens > 1:
             while not grow(memory, rank, row, end, 0, NONE):
-                last = seats[rank, queues.running[rank] - 1]
+                last = _unseat_last(queues, jobs, rank)
                 _preempt(queues, memory, rank, last)
                 if last == row:
                     return budget
         _give(queues, jobs, rank, row, tokens)
         budget -= tokens
     return budget
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _unseat_last(queues, jobs, rank):
+    """Free the seat of the request admitted last, but for those that leave. Returns which."""
+    seats, at = queues.seats, queues.running[rank] - 1
+    while jobs[seats[rank, at], GIVEN] == LEAVES:
+        at -= 1
+    row = seats[rank, at]
+    queues.running[rank] -= 1
+    for later in range(at, queues.running[rank]):
+        seats[rank, later] = seats[rank, later + 1]
+    return row
 
 
 @njit(cache=True, nogil=True)
@@ -140,7 +180,7 @@ def _preempt(queues, memory, rank, row):
         queues.tail[rank] = row
     queues.head[rank] = row
     queues.waiting[rank] += 1
-    queues.running[rank] -= 1
+    queues.seen[rank] += 1
 
 
 @njit(cache=True, nogil=True)
@@ -148,7 +188,7 @@ def _preempt(queues, memory, rank, row):
 def _admit(queues, memory, rank, budget, apart, now):
     """Seats for those that wait, as far as the budget, seats and blocks go. Returns the rest of the budget."""
     jobs, pool = memory.jobs, memory.pool_of[rank]
-    while queues.waiting[rank] > 0 and budget > 0 and queues.running[rank] < memory.pools[pool, SEATS]:
+    while queues.seen[rank] > 0 and budget > 0 and queues.running[rank] < memory.pools[pool, SEATS]:
         row = queues.head[rank]
         hits, last = found(memory, rank, row)
         computed = max(hits * memory.pools[pool, BLOCK_TOKENS], jobs[row, BROUGHT])
@@ -160,6 +200,7 @@ def _admit(queues, memory, rank, budget, apart, now):
             break
         queues.head[rank] = jobs[row, NEXT]
         queues.waiting[rank] -= 1
+        queues.seen[rank] -= 1
         queues.seats[rank, queues.running[rank]] = row
         queues.running[rank] += 1
         jobs[row, COMPUTED] = computed

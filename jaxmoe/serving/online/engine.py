@@ -17,7 +17,9 @@ class Engine:
 
     `vllm` reads prompts and decodes in one step, as vLLM's V1 scheduler does. `sglang` reads prompts in steps of their
     own, before anything is decoded, as SGLang does by default. `token_budget` is vLLM's `max_num_batched_tokens`,
-    SGLang's `chunked_prefill_size`, of each rank. Raises `InputError` for sizes that serve nothing.
+    SGLang's `chunked_prefill_size`, of each rank. With `lookahead` a batch is made as soon as the step before it
+    begins, as vLLM's asynchronous scheduling does by default: who comes during a step waits for the step after the
+    next, and who leaves after a step holds seat and blocks until the next has begun. Raises `InputError` for sizes that serve nothing.
     """
 
     batching: Literal["vllm", "sglang"] = "vllm"
@@ -27,6 +29,7 @@ class Engine:
     kv_blocks: int | None = None  # of a rank; none: KV never runs out
     block_tokens: int = 16
     prefix_cache: bool = False
+    lookahead: bool = False
     longest: int | None = None  # tokens of a prompt with its output; none: any
 
     def __post_init__(self) -> None:

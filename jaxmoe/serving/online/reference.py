@@ -31,6 +31,11 @@ class _Running:
         self.ranks = [Rank(engine) for _ in range(engine.ranks)]
         self.turn = _Turn("least_loaded", len(self.ranks))
         self.table, self.number, self.end = table, number, math.inf
+        self.lookahead = engine.lookahead
+
+    def look(self) -> None:
+        for rank in self.ranks:
+            rank.look()
 
     def load(self) -> int:
         return sum(rank.load() for rank in self.ranks)
@@ -108,10 +113,23 @@ class _Simulation:
         return rank
 
     def _begin_step(self, engine: _Running, now: float) -> None:
+        """Run the batch of those whom the ranks knew of when the last step began, if any, else of all who are there."""
+        if not engine.lookahead or not self._schedule(engine, now):
+            engine.look()
+            self._schedule(engine, now)
+        self._run_step(engine, now)
+        if engine.lookahead:
+            engine.look()
+
+    def _schedule(self, engine: _Running, now: float) -> bool:
+        """Make a batch. Returns whether there is any."""
         for rank in engine.ranks:
             for job in rank.schedule():
                 if self.scheduled[job.row] < 0:
                     self.scheduled[job.row], self.cached[job.row] = now, job.computed
+        return any(job.given for rank in engine.ranks for job in rank.running)
+
+    def _run_step(self, engine: _Running, now: float) -> None:
         features = np.array([rank.features() for rank in engine.ranks])
         tokens = features[:, FEATURES.index("tokens")]
         features[:, ALL_TOKENS], features[:, MOST_TOKENS] = tokens.sum(), tokens.max()
@@ -135,7 +153,6 @@ class _Simulation:
     def _after_token(self, job: Job, rank: Rank, engine: _Running, now: float) -> None:
         decode = self.fleet.decode
         if len(self.tokens[job.row]) == job.output:
-            rank.blocks.release(job)
             self.preemptions[job.row] = job.preemptions
             self.in_flight -= 1
         elif decode and engine.number < self.fleet.engines:
@@ -143,7 +160,7 @@ class _Simulation:
             self.transfers.append((now + seconds, job.row, job, rank))
         else:
             return
-        rank.running.remove(job)
+        rank.leaving.append(job)
 
     def _end_transfer(self, transfer: tuple[float, int, Job, Rank]) -> None:
         _, row, job, source = transfer

@@ -131,10 +131,20 @@ class Rank:
         self.engine, self.blocks = engine, Blocks(engine)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
+        self.seen = 0  # of those that wait: the rank knew of them when it last looked
+        self.leaving: list[Job] = []  # of those that run: their seats are free when it looks again
 
     def load(self) -> int:
         """What balancers compare."""
-        return 4 * len(self.waiting) + len(self.running)
+        return 4 * len(self.waiting) + len(self.running) - len(self.leaving)
+
+    def look(self) -> None:
+        """See who came, and let go of who leaves."""
+        for job in self.leaving:
+            self.running.remove(job)
+            if job.known == job.prompt + job.output:
+                self.blocks.release(job)
+        self.leaving, self.seen = [], len(self.waiting)
 
     def schedule(self) -> list[Job]:
         """Give out tokens of a step: first to requests that run, then to those that wait. Returns those admitted.
@@ -145,12 +155,12 @@ class Rank:
         apart, self.budget = self.engine.batching == "sglang", self.engine.token_budget
         for job in self.running:
             job.given = 0
-        before = len(self.waiting)
-        self._continue([job for job in self.running if not (apart and job.decodes())])
+        before, jobs = len(self.waiting), [job for job in self.running if job not in self.leaving]
+        self._continue([job for job in jobs if not (apart and job.decodes())])
         admitted = [] if len(self.waiting) > before else self._admit(apart)
         if apart and self.budget == self.engine.token_budget:
             self.budget = len(self.running)
-            self._continue(list(self.running))
+            self._continue([job for job in self.running if job not in self.leaving])
         return admitted
 
     def _continue(self, jobs: list[Job]) -> None:
@@ -159,7 +169,8 @@ class Rank:
             if tokens == 0 or job not in self.running:
                 break
             while not self.blocks.grow(job, job.computed + tokens, []):
-                last = self.running.pop()
+                last = next(each for each in reversed(self.running) if each not in self.leaving)
+                self.running.remove(last)
                 self._preempt(last)
                 if last is job:
                     return
@@ -171,10 +182,11 @@ class Rank:
         job.computed = job.brought = job.given = 0
         job.preemptions += 1
         self.waiting.appendleft(job)
+        self.seen += 1
 
     def _admit(self, apart: bool) -> list[Job]:
         admitted: list[Job] = []
-        while self.waiting and self.budget > 0 and len(self.running) < self.engine.seats:
+        while self.seen and self.budget > 0 and len(self.running) < self.engine.seats:
             job = self.waiting[0]
             found = self.blocks.found(job)
             computed = max(len(found) * self.engine.block_tokens, job.brought)
@@ -186,6 +198,7 @@ class Rank:
             job.computed, job.given = computed, tokens
             self.budget -= tokens
             self.running.append(self.waiting.popleft())
+            self.seen -= 1
             admitted.append(job)
         return admitted
 

@@ -25,7 +25,6 @@ from jaxmoe.serving.online.kv_blocks import (
     PROMPT,
     RANK,
     REQUEST_COLUMNS,
-    SEGMENT,
     Memory,
 )
 from jaxmoe.serving.online.packed_table import pack
@@ -117,7 +116,9 @@ def _queues(requests: int, ranks: Sequence[Engine]) -> Queues:
         waiting=np.zeros(len(ranks), np.int64),
         head=np.zeros(len(ranks), np.int64),
         tail=np.zeros(len(ranks), np.int64),
+        seen=np.zeros(len(ranks), np.int64),
         running=np.zeros(len(ranks), np.int64),
+        leaving=np.zeros(len(ranks), np.int64),
         seats=np.zeros((len(ranks), min(max(rank.seats for rank in ranks), requests)), np.int64),
         sums=np.zeros((len(ranks), 6), np.int64),
         moments=np.full((requests, 4), -1.0),
@@ -174,6 +175,7 @@ def _pool(engine: Engine, requests: Requests) -> tuple[int, ...]:
         engine.block_tokens,
         int(engine.prefix_cache),
         segment,
+        int(engine.lookahead),
     )
 
 
