@@ -3,33 +3,19 @@
 from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numba import njit
 
 from jaxmoe.des.heap import drop_first, push, uncounted
-from jaxmoe.serving.online.compiled_rank import (
-    CONTEXT,
-    DECODING,
-    FINISH,
-    FIRST_TOKEN,
-    LONGEST,
-    READ,
-    READ_CONTEXT,
-    SENT,
-    SEQUENCES,
-    look,
-    push_last,
-    schedule,
-)
+from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, SENT, leave, push_last
+from jaxmoe.serving.online.compiled_step import IN_FLIGHT, LOGGED, ON_WAY, ROW, begin_step, quiet_steps
 from jaxmoe.serving.online.kv_blocks import (
-    AHEAD,
     BROUGHT,
     COMPUTED,
     DECODE_ENGINE,
     ENGINE,
     GIVEN,
     KNOWN,
-    LEAVES,
     NONE,
     OUTPUT,
     OWN,
@@ -37,11 +23,8 @@ from jaxmoe.serving.online.kv_blocks import (
     RANK,
     release,
 )
-from jaxmoe.serving.online.packed_table import step_seconds
 
-ROW, IN_FLIGHT, ON_WAY, LOGGED = range(4)  # counts of the clock
 LATENCY, PER_TOKEN = range(2)  # of the link
-LOG_ENGINE, LOG_TOKENS, LOG_RUNNING, LOG_WAITING, LOG_BLOCKS = range(5)
 
 
 class Clock(NamedTuple):
@@ -51,6 +34,7 @@ class Clock(NamedTuple):
     counts: Int[np.ndarray, "4"]
     users: Int[np.ndarray, "1"]
     ends: Float[np.ndarray, " E"]  # of the steps under way
+    quiet: Bool[np.ndarray, " E"]  # steps begun that may be followed by others like them
     first_engine: Int[np.ndarray, " pools+1"]
     first_rank: Int[np.ndarray, " E+1"]
     turn: Int[np.ndarray, " pools"]  # which engine is next
@@ -59,15 +43,6 @@ class Clock(NamedTuple):
     link: Float[np.ndarray, "2"]
     transfer_ends: Float[np.ndarray, " W"]
     transfer_rows: Int[np.ndarray, " W"]
-
-
-class Records(NamedTuple):
-    """Token times and a log of steps, each empty if not asked for."""
-
-    token_starts: Int[np.ndarray, " starts"]
-    token_times: Float[np.ndarray, " T"]
-    step_numbers: Int[np.ndarray, "L 5"]
-    step_times: Float[np.ndarray, "L 2"]
 
 
 # `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
@@ -90,7 +65,7 @@ def run(clock, queues, memory, tables, records, features):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _run(clock, queues, memory, tables, records, features):
-    engines, counts = len(clock.ends), clock.counts
+    engines, counts, quiet = len(clock.ends), clock.counts, clock.quiet
     while True:
         if 0 < len(records.step_times) < counts[LOGGED] + engines:
             return False
@@ -112,7 +87,36 @@ def _run(clock, queues, memory, tables, records, features):
             _send(clock, queues, memory, now)
         for engine in range(engines):
             if clock.ends[engine] == np.inf:
-                _begin_step(clock, queues, memory, tables, records, features, engine, now)
+                first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
+                table = 0 if engine < clock.first_engine[1] else 1
+                seconds, quiet[engine] = begin_step(
+                    queues, memory, tables, table, features, records, counts, engine, first, end, now
+                )
+                if seconds >= 0:
+                    clock.ends[engine] = now + seconds
+        for engine in range(engines):
+            if quiet[engine]:
+                quiet[engine] = False
+                _go_ahead(clock, queues, memory, tables, records, features, engine)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _go_ahead(clock, queues, memory, tables, records, features, engine):
+    """Take an engine's quiet steps that begin before anything can come to it."""
+    until, counts = _next_sending(clock), clock.counts
+    if counts[ON_WAY] > 0:
+        until = min(until, clock.transfer_ends[0])
+    # Whoever ends elsewhere sends a user's next request, and whoever is read elsewhere comes here to be decoded.
+    others = len(clock.ends) if clock.users[0] >= 0 else clock.first_engine[1] if len(clock.transfer_ends) > 0 else 0
+    for other in range(others):
+        if other != engine:
+            until = min(until, clock.ends[other])
+    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
+    table = 0 if engine < clock.first_engine[1] else 1
+    clock.ends[engine] = quiet_steps(
+        queues, memory, tables, table, features, records, counts, engine, first, end, clock.ends[engine], until
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -176,83 +180,15 @@ def _send(clock, queues, memory, now):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _begin_step(clock, queues, memory, tables, records, features, engine, now):
-    """Run the batch of those whom the ranks knew of when the last step began, if any, else of all who are there."""
-    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
-    ahead = memory.pools[memory.pool_of[first], AHEAD] == 1
-    total = most = 0
-    if ahead:
-        total, most = _schedule(queues, memory, first, end, now)
-    if total == 0:
-        _look(queues, memory, first, end)
-        total, most = _schedule(queues, memory, first, end, now)
-    if total == 0:
-        return
-    _run_step(clock, queues, memory, tables, records, features, engine, now, total, most)
-    if ahead:
-        _look(queues, memory, first, end)
-
-
-@njit(cache=True, nogil=True)
-@no_type_check
-def _look(queues, memory, first, end):
-    for rank in range(first, end):
-        look(queues, memory, rank)
-
-
-@njit(cache=True, nogil=True)
-@no_type_check
-def _schedule(queues, memory, first, end, now):
-    """Make a batch. Returns its tokens, and those of the fullest rank."""
-    total, most = 0, 0
-    for rank in range(first, end):
-        schedule(queues, memory, rank, now)
-        tokens = queues.sums[rank, READ] + queues.sums[rank, DECODING]
-        total, most = total + tokens, max(most, tokens)
-    return total, most
-
-
-@njit(cache=True, nogil=True)
-@no_type_check
-def _run_step(clock, queues, memory, tables, records, features, engine, now, total, most):
-    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
-    for rank in range(first, end):
-        sums, row = queues.sums[rank], rank - first
-        features[row, 0] = sums[READ] + sums[DECODING]
-        features[row, 1] = sums[SEQUENCES]
-        features[row, 2] = sums[READ]
-        features[row, 3] = sums[READ_CONTEXT] / max(sums[READ], 1)
-        features[row, 4] = sums[DECODING]
-        features[row, 5] = sums[CONTEXT] / max(sums[DECODING], 1)
-        features[row, 6] = sums[LONGEST]
-        features[row, 7] = total
-        features[row, 8] = most
-    table = 0 if engine < clock.first_engine[1] else 1
-    seconds = step_seconds(tables, table, features[: end - first])
-    clock.ends[engine] = now + seconds
-    if len(records.step_times) > 0:
-        at, numbers = clock.counts[LOGGED], records.step_numbers
-        clock.counts[LOGGED] += 1
-        records.step_times[at, 0], records.step_times[at, 1] = now, seconds
-        numbers[at, LOG_ENGINE], numbers[at, LOG_TOKENS] = engine, total
-        numbers[at, LOG_RUNNING] = numbers[at, LOG_WAITING] = numbers[at, LOG_BLOCKS] = 0
-        for rank in range(first, end):
-            numbers[at, LOG_RUNNING] += queues.running[rank]
-            numbers[at, LOG_WAITING] += queues.waiting[rank]
-            numbers[at, LOG_BLOCKS] += memory.used[rank]
-
-
-@njit(cache=True, nogil=True)
-@no_type_check
 def _end_step(clock, queues, memory, records, rank, now, reads):
     """Hand out the tokens of a step. Requests that are done leave, as do those of an engine that only `reads`."""
     jobs, seats, moments, counts = memory.jobs, queues.seats, queues.moments, clock.counts
     reads_only = reads and len(clock.transfer_ends) > 0
     for at in range(queues.running[rank]):
         row = seats[rank, at]
-        given = jobs[row, GIVEN]
-        if given == LEAVES:
+        if row < 0:
             continue
+        given = jobs[row, GIVEN]
         jobs[row, GIVEN] = 0
         jobs[row, COMPUTED] += given
         if given > 0 and jobs[row, COMPUTED] == jobs[row, KNOWN]:
@@ -265,13 +201,11 @@ def _end_step(clock, queues, memory, records, rank, now, reads):
             if token + 1 == jobs[row, OUTPUT]:
                 moments[row, FINISH] = now
                 counts[IN_FLIGHT] -= 1
+                leave(queues, rank, at, True)
             elif reads_only:
                 seconds = clock.link[LATENCY] + jobs[row, PROMPT] * clock.link[PER_TOKEN]
                 counts[ON_WAY] = push(clock.transfer_ends, clock.transfer_rows, counts[ON_WAY], now + seconds, row)
-            else:
-                continue
-            jobs[row, GIVEN] = LEAVES
-            queues.leaving[rank] += 1
+                leave(queues, rank, at, False)
 
 
 @njit(cache=True, nogil=True)

@@ -17,10 +17,8 @@ from jaxmoe.serving.online.kv_blocks import (
     GIVEN,
     HELD,
     KNOWN,
-    LEAVES,
     NEXT,
     NONE,
-    OUTPUT,
     PREEMPTED,
     PROMPT,
     SEATS,
@@ -29,8 +27,11 @@ from jaxmoe.serving.online.kv_blocks import (
     release,
 )
 
-SENT, SCHEDULED, FIRST_TOKEN, FINISH = range(4)  # columns of moments
-READ, READ_CONTEXT, SEQUENCES, DECODING, CONTEXT, LONGEST = range(6)  # columns of sums, of the step to come
+SENT, QUEUED, SCHEDULED, FIRST_TOKEN, FINISH = range(5)  # columns of moments
+# Columns of sums, of the step to come; LOST counts the preempted.
+READ, READ_CONTEXT, SEQUENCES, DECODING, CONTEXT, LONGEST, LOST = range(7)
+SUM_COLUMNS = 7
+MOVED = -1  # a seat whose request goes on at another engine; that of request `r` that is done: -2 - r
 
 
 class Queues(NamedTuple):
@@ -40,6 +41,7 @@ class Queues(NamedTuple):
     head: Int[np.ndarray, " Q"]
     tail: Int[np.ndarray, " Q"]
     seen: Int[np.ndarray, " Q"]  # of those that wait
+    unseen: Int[np.ndarray, " Q"]  # the first of the others
     running: Int[np.ndarray, " Q"]
     leaving: Int[np.ndarray, " Q"]  # of those that run
     seats: Int[np.ndarray, "Q seats"]  # in the order of admission
@@ -62,6 +64,8 @@ def decodes(jobs, row):
 def push_last(queues, memory, rank, row):
     """Let a request wait behind all others of a rank."""
     memory.jobs[row, NEXT] = NONE
+    if queues.seen[rank] == queues.waiting[rank]:
+        queues.unseen[rank] = row
     if queues.waiting[rank] == 0:
         queues.head[rank] = row
     else:
@@ -72,21 +76,33 @@ def push_last(queues, memory, rank, row):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def look(queues, memory, rank):
+def leave(queues, rank, at, done):
+    """Mark a seat: it is free when the rank looks, and so are the blocks of a request that is done."""
+    queues.seats[rank, at] = -2 - queues.seats[rank, at] if done else MOVED
+    queues.leaving[rank] += 1
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def look(queues, memory, rank, now):
     """See who came, and let go of who leaves."""
-    queues.seen[rank] = queues.waiting[rank]
+    if queues.seen[rank] < queues.waiting[rank]:
+        row = queues.unseen[rank]
+        while row != NONE:
+            if queues.moments[row, QUEUED] < 0:
+                queues.moments[row, QUEUED] = now
+            row = memory.jobs[row, NEXT]
+        queues.seen[rank] = queues.waiting[rank]
     if queues.leaving[rank] == 0:
         return
-    jobs, seats, kept = memory.jobs, queues.seats, 0
+    seats, kept = queues.seats, 0
     for at in range(queues.running[rank]):
         row = seats[rank, at]
-        if jobs[row, GIVEN] != LEAVES:
+        if row >= 0:
             seats[rank, kept] = row
             kept += 1
-            continue
-        jobs[row, GIVEN] = 0
-        if jobs[row, KNOWN] == jobs[row, PROMPT] + jobs[row, OUTPUT]:
-            release(memory, rank, row)
+        elif row != MOVED:
+            release(memory, rank, -2 - row)
     queues.running[rank], queues.leaving[rank] = kept, 0
 
 
@@ -99,9 +115,8 @@ def schedule(queues, memory, rank, now):
         return
     pool = memory.pool_of[rank]
     apart, budget = memory.pools[pool, APART] == 1, memory.pools[pool, BUDGET]
-    before = queues.waiting[rank]
     left = _go_on(queues, memory, rank, budget, apart)
-    if queues.waiting[rank] == before:
+    if queues.sums[rank, LOST] == 0:
         left = _admit(queues, memory, rank, left, apart, now)
     if apart and left == budget:
         _go_on(queues, memory, rank, queues.running[rank], False)
@@ -136,15 +151,13 @@ def _go_on(queues, memory, rank, budget, leaves_decoding):
     while at < queues.running[rank] and budget > 0:
         row = seats[rank, at]
         at += 1
-        if jobs[row, GIVEN] == LEAVES:
-            continue
-        if leaves_decoding and decodes(jobs, row):
+        if row < 0 or (leaves_decoding and decodes(jobs, row)):
             continue
         tokens = min(jobs[row, KNOWN] - jobs[row, COMPUTED], budget)
         end = jobs[row, COMPUTED] + tokens
         if end > jobs[row, HELD] * block_tokens or (caches and end % block_tokens == 0) or tokens > 1:
             while not grow(memory, rank, row, end, 0, NONE):
-                last = _unseat_last(queues, jobs, rank)
+                last = _unseat_last(queues, rank)
                 _preempt(queues, memory, rank, last)
                 if last == row:
                     return budget
@@ -155,10 +168,10 @@ def _go_on(queues, memory, rank, budget, leaves_decoding):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _unseat_last(queues, jobs, rank):
+def _unseat_last(queues, rank):
     """Free the seat of the request admitted last, but for those that leave. Returns which."""
     seats, at = queues.seats, queues.running[rank] - 1
-    while jobs[seats[rank, at], GIVEN] == LEAVES:
+    while seats[rank, at] < 0:
         at -= 1
     row = seats[rank, at]
     queues.running[rank] -= 1
@@ -175,6 +188,8 @@ def _preempt(queues, memory, rank, row):
     release(memory, rank, row)
     jobs[row, COMPUTED] = jobs[row, BROUGHT] = jobs[row, GIVEN] = 0
     jobs[row, PREEMPTED] += 1
+    queues.sums[rank, LOST] += 1
+    queues.sums[rank, LOST] += 1
     jobs[row, NEXT] = NONE if queues.waiting[rank] == 0 else queues.head[rank]
     if queues.waiting[rank] == 0:
         queues.tail[rank] = row

@@ -19,7 +19,8 @@ class Engine:
     own, before anything is decoded, as SGLang does by default. `token_budget` is vLLM's `max_num_batched_tokens`,
     SGLang's `chunked_prefill_size`, of each rank. With `lookahead` a batch is made as soon as the step before it
     begins, as vLLM's asynchronous scheduling does by default: who comes during a step waits for the step after the
-    next, and who leaves after a step holds seat and blocks until the next has begun. Raises `InputError` for sizes that serve nothing.
+    next, and who leaves after a step holds seat and blocks until the next has begun. Raises `InputError` for sizes
+    that serve nothing.
     """
 
     batching: Literal["vllm", "sglang"] = "vllm"

@@ -22,7 +22,6 @@ BLOCK_COLUMNS = 6
 # Columns of a pool.
 APART, BUDGET, SEATS, RANKS, BLOCKS, BLOCK_TOKENS, CACHES, SEGMENT_BLOCKS, AHEAD = range(9)
 NONE = -1
-LEAVES = -1  # tokens given to a request that leaves its seat when its rank looks
 
 
 class Memory(NamedTuple):

@@ -17,6 +17,7 @@ class PackedTables(NamedTuple):
     first_axis: Int[np.ndarray, " T+1"]
     first_value: Int[np.ndarray, " T"]
     common: Int[np.ndarray, " T"]  # 1: of scope `group`
+    by_context: Int[np.ndarray, " T"]  # 1: changes with the contexts of sequences that decode
     weight: Float[np.ndarray, " T"]
     feature: Int[np.ndarray, " A"]
     first_point: Int[np.ndarray, " A+1"]
@@ -25,9 +26,10 @@ class PackedTables(NamedTuple):
     near: Int[np.ndarray, " A"]  # where each axis was read last
     corners: Float[np.ndarray, " C"]  # room for the corners of a cell, and where each is
     places: Int[np.ndarray, " C"]
+    parts: Float[np.ndarray, "ranks T"]  # terms of the step before
 
 
-def pack(tables: Sequence[StepTable]) -> PackedTables:
+def pack(tables: Sequence[StepTable], ranks: int) -> PackedTables:
     """Tables as arrays. The last fields are room to work in, so every thread needs a pack of its own."""
     terms = [term for table in tables for term in table.terms]
     grids = [np.asarray(grid, float) for term in terms for grid in term.grids]
@@ -38,6 +40,7 @@ def pack(tables: Sequence[StepTable]) -> PackedTables:
         first_axis=_starts([len(term.grids) for term in terms]),
         first_value=_starts([len(each) for each in values])[:-1],
         common=np.array([term.scope == "group" for term in terms], np.int64),
+        by_context=np.array([not {"context", "longest"}.isdisjoint(term.features) for term in terms], np.int64),
         weight=np.array([term.weight for term in terms], float),
         feature=np.array([FEATURES.index(name) for term in terms for name in term.features], np.int64),
         first_point=_starts([len(grid) for grid in grids]),
@@ -46,6 +49,7 @@ def pack(tables: Sequence[StepTable]) -> PackedTables:
         near=np.zeros(len(grids), np.int64),
         corners=np.zeros(room),
         places=np.zeros(room, np.int64),
+        parts=np.zeros((ranks, len(terms))),
     )
 
 
@@ -58,20 +62,26 @@ def _starts(sizes: Sequence[int]) -> Int[np.ndarray, " starts"]:
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def step_seconds(tables, table, features):
-    """Seconds of a step in which some rank has tokens; `features` is [rank, feature]."""
-    slowest, common = 0.0, 0.0
+def step_seconds(tables, table, features, only_contexts):
+    """Seconds of a step in which some rank has tokens; `features` is [rank, feature].
+
+    With `only_contexts`, all else is as in the step before, which was read from the same table.
+    """
+    slowest, common, parts = 0.0, 0.0, tables.parts
     first, end = tables.first_term[table], tables.first_term[table + 1]
     for rank in range(len(features)):
         own = 0.0
         for term in range(first, end):
-            if tables.common[term] == 0:
-                own += _read(tables, term, features[rank])
+            if rank > 0 and tables.common[term]:
+                continue
+            if not only_contexts or tables.by_context[term]:
+                parts[rank, term] = _read(tables, term, features[rank])
+            if tables.common[term]:
+                common += parts[rank, term]
+            else:
+                own += parts[rank, term]
         if rank == 0 or own > slowest:
             slowest = own
-    for term in range(first, end):
-        if tables.common[term] == 1:
-            common += _read(tables, term, features[0])
     return slowest + common
 
 

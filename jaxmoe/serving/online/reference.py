@@ -33,9 +33,9 @@ class _Running:
         self.table, self.number, self.end = table, number, math.inf
         self.lookahead = engine.lookahead
 
-    def look(self) -> None:
+    def look(self, now: float) -> None:
         for rank in self.ranks:
-            rank.look()
+            rank.look(now)
 
     def load(self) -> int:
         return sum(rank.load() for rank in self.ranks)
@@ -66,7 +66,7 @@ class _Simulation:
         self.transfers: list[tuple[float, int, Job, Rank]] = []
         self.next, self.in_flight = 0, 0
         count = len(requests)
-        self.sent, self.scheduled = np.zeros(count), np.full(count, -1.0)
+        (self.sent, self.queued), self.scheduled = np.zeros((2, count)), np.full(count, -1.0)
         self.engine, self.rank, self.decode_engine = np.full((3, count), -1)
         self.cached, self.preemptions = np.zeros((2, count), int)
         self.tokens: list[list[float]] = [[] for _ in range(count)]
@@ -115,11 +115,11 @@ class _Simulation:
     def _begin_step(self, engine: _Running, now: float) -> None:
         """Run the batch of those whom the ranks knew of when the last step began, if any, else of all who are there."""
         if not engine.lookahead or not self._schedule(engine, now):
-            engine.look()
+            engine.look(now)
             self._schedule(engine, now)
         self._run_step(engine, now)
         if engine.lookahead:
-            engine.look()
+            engine.look(now)
 
     def _schedule(self, engine: _Running, now: float) -> bool:
         """Make a batch. Returns whether there is any."""
@@ -153,14 +153,14 @@ class _Simulation:
     def _after_token(self, job: Job, rank: Rank, engine: _Running, now: float) -> None:
         decode = self.fleet.decode
         if len(self.tokens[job.row]) == job.output:
-            self.preemptions[job.row] = job.preemptions
+            self.queued[job.row], self.preemptions[job.row] = job.queued, job.preemptions
             self.in_flight -= 1
         elif decode and engine.number < self.fleet.engines:
             seconds = decode.latency_s + job.prompt * decode.seconds_per_token()
             self.transfers.append((now + seconds, job.row, job, rank))
         else:
             return
-        rank.leaving.append(job)
+        rank.leaving[job] = len(self.tokens[job.row]) == job.output
 
     def _end_transfer(self, transfer: tuple[float, int, Job, Rank]) -> None:
         _, row, job, source = transfer
@@ -172,13 +172,14 @@ class _Simulation:
         self._queue(job, engine)
 
     def _served(self) -> Served:
-        steps = np.array(self.steps, float).reshape(-1, 7)
+        steps = np.array(sorted(self.steps, key=lambda step: (step[1], step[0])), float).reshape(-1, 7)
         engine, tokens, running, waiting, kv_blocks = steps[:, [0, 3, 4, 5, 6]].T.astype(int)
         return Served(
             sent=self.sent,
             engine=self.engine,
             rank=self.rank,
             decode_engine=self.decode_engine,
+            queued=self.queued,
             scheduled=self.scheduled,
             first_token=np.array([times[0] for times in self.tokens]),
             finish=np.array([times[-1] for times in self.tokens]),

@@ -39,6 +39,7 @@ class Job:
     named: bool = True  # all of its full blocks are in the cache by their names
     given: int = 0  # tokens of the step under way
     preemptions: int = 0
+    queued: float = -1.0  # s, when an engine first knew of it
 
     def left(self) -> int:
         return self.known - self.computed
@@ -132,19 +133,23 @@ class Rank:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.seen = 0  # of those that wait: the rank knew of them when it last looked
-        self.leaving: list[Job] = []  # of those that run: their seats are free when it looks again
+        # Of those that run: their seats are free when it looks again, and the blocks of those that are done.
+        self.leaving: dict[Job, bool] = {}
 
     def load(self) -> int:
         """What balancers compare."""
         return 4 * len(self.waiting) + len(self.running) - len(self.leaving)
 
-    def look(self) -> None:
+    def look(self, now: float) -> None:
         """See who came, and let go of who leaves."""
-        for job in self.leaving:
+        for job in [*self.waiting][self.seen :]:
+            if job.queued < 0:
+                job.queued = now
+        for job, done in self.leaving.items():
             self.running.remove(job)
-            if job.known == job.prompt + job.output:
+            if done:
                 self.blocks.release(job)
-        self.leaving, self.seen = [], len(self.waiting)
+        self.leaving, self.seen = {}, len(self.waiting)
 
     def schedule(self) -> list[Job]:
         """Give out tokens of a step: first to requests that run, then to those that wait. Returns those admitted.

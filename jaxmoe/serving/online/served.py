@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Steps of all engines in the order of their start; counts are sums over the data-parallel ranks.
+    """Steps of all engines in the order of their start, then of their engines. Counts are sums over data-parallel ranks.
 
     Engines of a decode pool are counted after the others.
     """
@@ -34,6 +34,7 @@ class Served:
     engine: Int[np.ndarray, " R"]
     rank: Int[np.ndarray, " R"]
     decode_engine: Int[np.ndarray, " R"]  # counted after the others; -1 without a decode pool, or for one token
+    queued: Float[np.ndarray, " R"]  # when its engine first looked at it: at once if idle, else where a step begins
     scheduled: Float[np.ndarray, " R"]  # start of its first step
     first_token: Float[np.ndarray, " R"]
     finish: Float[np.ndarray, " R"]

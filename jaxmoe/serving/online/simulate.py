@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.serving.online.compiled import LOGGED, Clock, Records, run
-from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, SCHEDULED, SENT, Queues
+from jaxmoe.serving.online.compiled import Clock, run
+from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, QUEUED, SCHEDULED, SENT, SUM_COLUMNS, Queues
+from jaxmoe.serving.online.compiled_step import LOGGED, Records
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.kv_blocks import (
     BLOCK_COLUMNS,
@@ -61,8 +62,8 @@ def serve(
         np.zeros((log, 5), np.int64),
         np.zeros((log, 2)),
     )
-    tables = pack([table, decode_table or table])
-    features = np.zeros((max(engine.ranks for engine in engines), len(FEATURES)))
+    most = max(engine.ranks for engine in engines)
+    tables, features = pack([table, decode_table or table], most), np.zeros((most, len(FEATURES)))
     logged, done = [], False
     while not done:
         done = run(clock, queues, memory, tables, records, features)
@@ -75,6 +76,7 @@ def serve(
         engine=jobs[:, ENGINE].copy(),
         rank=jobs[:, RANK].copy(),
         decode_engine=jobs[:, DECODE_ENGINE].copy(),
+        queued=moments[:, QUEUED].copy(),
         scheduled=moments[:, SCHEDULED].copy(),
         first_token=moments[:, FIRST_TOKEN].copy(),
         finish=moments[:, FINISH].copy(),
@@ -87,8 +89,10 @@ def serve(
 
 
 def _steps(logged: Sequence[tuple[Int[np.ndarray, "L 5"], Float[np.ndarray, "L 2"]]]) -> Steps:
-    engine, tokens, running, waiting, kv_blocks = np.concatenate([numbers for numbers, _ in logged]).T
-    start, seconds = np.concatenate([times for _, times in logged]).T
+    numbers, times = (np.concatenate(each) for each in zip(*logged, strict=True))
+    order = np.lexsort((numbers[:, 0], times[:, 0]))
+    engine, tokens, running, waiting, kv_blocks = numbers[order].T
+    start, seconds = times[order].T
     return Steps(engine, start, seconds, tokens, running, waiting, kv_blocks)
 
 
@@ -100,6 +104,7 @@ def _clock(requests: Requests, fleet: Fleet, engines: Sequence[Engine]) -> Clock
         counts=np.zeros(4, np.int64),
         users=np.array([NONE if fleet.users is None else fleet.users]),
         ends=np.full(len(engines), np.inf),
+        quiet=np.zeros(len(engines), bool),
         first_engine=np.array([0, fleet.engines, len(engines)]),
         first_rank=np.concatenate([[0], np.cumsum([engine.ranks for engine in engines])]),
         turn=np.zeros(2, np.int64),
@@ -117,11 +122,12 @@ def _queues(requests: int, ranks: Sequence[Engine]) -> Queues:
         head=np.zeros(len(ranks), np.int64),
         tail=np.zeros(len(ranks), np.int64),
         seen=np.zeros(len(ranks), np.int64),
+        unseen=np.zeros(len(ranks), np.int64),
         running=np.zeros(len(ranks), np.int64),
         leaving=np.zeros(len(ranks), np.int64),
         seats=np.zeros((len(ranks), min(max(rank.seats for rank in ranks), requests)), np.int64),
-        sums=np.zeros((len(ranks), 6), np.int64),
-        moments=np.full((requests, 4), -1.0),
+        sums=np.zeros((len(ranks), SUM_COLUMNS), np.int64),
+        moments=np.full((requests, 5), -1.0),
     )
 
 
