@@ -73,7 +73,8 @@ def begin_step(queues, memory, tables, table, features, records, counts, engine,
         quiet &= queues.seen[rank] == queues.waiting[rank]
     _fill(queues, features, first, end)
     seconds = step_seconds(tables, table, features[: end - first], False)
-    _log(queues, memory, records, counts, engine, first, end, now, seconds)
+    if len(records.step_times) > 0:
+        _log(queues, memory, records, counts, engine, first, end, now, seconds)
     if ahead:
         for rank in range(first, end):
             look(queues, memory, rank, now)
@@ -125,7 +126,8 @@ def quiet_steps(queues, memory, tables, table, features, records, counts, engine
                 features[rank - first, 5] = queues.sums[rank, CONTEXT] / max(queues.sums[rank, DECODING], 1)
                 features[rank - first, 6] = queues.sums[rank, LONGEST]
         seconds = step_seconds(tables, table, features[: end - first], steps > 0)
-        _log(queues, memory, records, counts, engine, first, end, ends, seconds)
+        if logs:
+            _log(queues, memory, records, counts, engine, first, end, ends, seconds)
         steps, ends = steps + 1, ends + seconds
     if not records_all and steps > 0:
         for rank in range(first, end):
@@ -167,9 +169,7 @@ def _advance(queues, memory, records, rank, steps, now):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _log(queues, memory, records, counts, engine, first, end, start, seconds):
-    """Write a step down, if steps are asked for."""
-    if len(records.step_times) == 0:
-        return
+    """Write a step down."""
     at, numbers = counts[LOGGED], records.step_numbers
     counts[LOGGED] += 1
     records.step_times[at, 0], records.step_times[at, 1] = start, seconds

@@ -149,71 +149,92 @@ def grow(memory, rank, row, tokens, hits, last):
         block = blocks[block, BEFORE]
     if hits > 0:
         jobs[row, LAST], jobs[row, HELD], jobs[row, NAMED] = last, hits, hits
-    full = tokens // size
-    if new == 0 and (full == jobs[row, NAMED] or jobs[row, UNNAMED]):
-        return True
     partial = jobs[row, LAST] if jobs[row, HELD] > jobs[row, NAMED] else NONE
-    for each in range(new):
-        block = memory.taken[each] = _take(memory, rank)
-        blocks[block, HOLDERS], blocks[block, BEFORE], blocks[block, INDEX] = 1, jobs[row, LAST], jobs[row, HELD]
-        jobs[row, LAST] = block
-        jobs[row, HELD] += 1
-    if partial != NONE and jobs[row, UNNAMED] == 0:
-        _name(memory, rank, row, partial, full)
-    for each in range(new):
-        if jobs[row, UNNAMED]:
-            break
-        _name(memory, rank, row, memory.taken[each], full)
+    if new > 0:
+        _take(memory, rank, row, new)
+    if jobs[row, UNNAMED] == 0 and jobs[row, NAMED] < tokens // size:
+        _name(memory, rank, row, partial, new, tokens // size)
     return True
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _name(memory, rank, row, block, full):
-    """Put a block of a request into the cache if it is full, unless that has its text already."""
-    jobs, blocks, pool = memory.jobs, memory.blocks, memory.pool_of[rank]
-    index = blocks[block, INDEX]
-    if index >= full:
-        return
-    length = memory.pools[pool, SEGMENT_BLOCKS]
-    if index < _shared(memory, pool, row):
-        segment = memory.segments[memory.first_segment[row] + index // length]
-        place = _place(memory, rank, segment)
-        if memory.keys[place] != NONE and blocks[memory.lasts[place], INDEX] >= index:
-            jobs[row, UNNAMED] = 1
-            return
-        memory.keys[place], memory.lasts[place], blocks[block, SEGMENT] = segment, block, segment
+def _take(memory, rank, row, count):
+    """Give a request so many of the oldest free blocks, which lose their text; they are in `taken` too."""
+    jobs, blocks, taken = memory.jobs, memory.blocks, memory.taken
+    block, last, index = memory.oldest[rank], jobs[row, LAST], jobs[row, HELD]
+    lost, end, before = NONE, NONE, NONE  # a segment whose blocks are being taken, its last, and what is left before
+    for each in range(count):
+        segment = blocks[block, SEGMENT]
+        if segment != lost:
+            _forget(memory, rank, lost, end, before)
+            lost, end = segment, block
+        before, taken[each] = blocks[block, BEFORE], block
+        blocks[block, SEGMENT], blocks[block, HOLDERS] = NONE, 1
+        blocks[block, BEFORE], blocks[block, INDEX] = last, index + each
+        last, block = block, blocks[block, NEWER]
+    _forget(memory, rank, lost, end, before)
+    memory.oldest[rank] = block
+    if block == NONE:
+        memory.newest[rank] = NONE
     else:
-        own = jobs[row, OWN]
-        if own != NONE and blocks[own, INDEX] >= index:
-            jobs[row, UNNAMED] = 1
-            return
-        jobs[row, OWN], blocks[block, SEGMENT] = block, -2 - row
-    jobs[row, NAMED] += 1
+        blocks[block, OLDER] = NONE
+    jobs[row, LAST], jobs[row, HELD] = last, index + count
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _take(memory, rank):
-    """The oldest free block of a rank, without its text."""
-    blocks, block = memory.blocks, memory.oldest[rank]
-    _leave_queue(memory, rank, block)
-    segment, before = blocks[block, SEGMENT], blocks[block, BEFORE]
-    if segment != NONE:
-        goes_on = before != NONE and blocks[before, SEGMENT] == segment
-        if segment >= 0:
-            place = _place(memory, rank, segment)
-            if goes_on:
-                memory.lasts[place] = before
-            else:
-                _remove(memory, rank, place)
-        elif memory.jobs[-2 - segment, OWN] == block:  # else the request is at another rank by now
-            memory.jobs[-2 - segment, OWN] = before if goes_on else NONE
-        blocks[block, SEGMENT] = NONE
-    return block
+def _forget(memory, rank, segment, end, before):
+    """The cache loses the blocks of a segment from its last, `end`, back to, and without, `before`."""
+    if segment == NONE:
+        return
+    goes_on = before != NONE and memory.blocks[before, SEGMENT] == segment
+    if segment < NONE:
+        row = -2 - segment
+        if memory.jobs[row, OWN] == end:  # else the request is at another engine by now
+            memory.jobs[row, OWN] = before if goes_on else NONE
+        return
+    place = _place(memory, rank, segment)
+    if goes_on:
+        memory.lasts[place] = before
+    else:
+        _remove(memory, rank, place)
 
 
 @njit(cache=True, nogil=True)
+@no_type_check
+def _name(memory, rank, row, partial, new, full):
+    """Put blocks of a request that are full now into the cache, up to one whose text that has already.
+
+    They are `partial`, if it is any, and those `taken` last.
+    """
+    jobs, blocks, pool = memory.jobs, memory.blocks, memory.pool_of[rank]
+    length, shared, index = memory.pools[pool, SEGMENT_BLOCKS], _shared(memory, pool, row), jobs[row, NAMED]
+    at = NONE if partial != NONE else 0  # in `taken`
+    while index < full:
+        segment, end, place = -2 - row, full, NONE
+        if index < shared:
+            segment = memory.segments[memory.first_segment[row] + index // length]
+            end = min((index // length + 1) * length, shared, full)
+            place = _place(memory, rank, segment)
+            last = memory.lasts[place] if memory.keys[place] != NONE else NONE
+        else:
+            last = jobs[row, OWN]
+        if last != NONE and blocks[last, INDEX] >= index:
+            jobs[row, UNNAMED] = 1
+            break
+        while index < end:
+            last = partial if at == NONE else memory.taken[at]
+            blocks[last, SEGMENT] = segment
+            index, at = index + 1, at + 1
+        if place == NONE:
+            jobs[row, OWN] = last
+        else:
+            memory.keys[place], memory.lasts[place] = segment, last
+    jobs[row, NAMED] = index
+
+
+@njit(inline="always")
 @no_type_check
 def _leave_queue(memory, rank, block):
     older, newer = memory.blocks[block, OLDER], memory.blocks[block, NEWER]

@@ -57,7 +57,8 @@ def _starts(sizes: Sequence[int]) -> Int[np.ndarray, " starts"]:
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]).astype(np.int64)
 
 
-# `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
+# `no_type_check` keeps run-time type checkers from wrapping what numba compiles. Passing a tuple of many arrays takes
+# longer than what short functions do with it, so they are inlined.
 
 
 @njit(cache=True, nogil=True)
@@ -85,7 +86,7 @@ def step_seconds(tables, table, features, only_contexts):
     return slowest + common
 
 
-@njit(cache=True, nogil=True)
+@njit(inline="always")
 @no_type_check
 def _read(tables, term, features):
     corners, places = tables.corners, tables.places
@@ -114,7 +115,7 @@ def _read(tables, term, features):
     return tables.weight[term] * corners[0]
 
 
-@njit(cache=True, nogil=True)
+@njit(inline="always")
 @no_type_check
 def _cell(tables, axis, start, length, at):
     """The cell of an axis: below its last point but one, the last point that is not above `at`."""

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Steps of all engines in the order of their start, then of their engines. Counts are sums over data-parallel ranks.
+    """Steps of all engines in the order of their start, then of their engines. Counts are sums over ranks.
 
     Engines of a decode pool are counted after the others.
     """
