@@ -38,8 +38,6 @@ class Engine:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"engine.{name} is {value}; expected 1 or more")
-        if self.batching not in ("vllm", "sglang"):
-            raise InputError(f"engine.batching is {self.batching!r}; expected vllm or sglang")
         if self.prefix_cache and self.kv_blocks is None:
             raise InputError("engine.kv_blocks is not given; expected a size where prefix_cache is on, or turn it off")
 
@@ -64,7 +62,7 @@ class DecodePool:
     router: Router = "round_robin"
 
     def __post_init__(self) -> None:
-        _check_pool("decode", self.engines, self.router)
+        _check_pool("decode", self.engines)
         if self.bytes_per_s <= 0:
             raise InputError(f"decode.bytes_per_s is {self.bytes_per_s:g}; expected more than 0")
         for name in ("kv_bytes_per_token", "latency_s"):
@@ -94,7 +92,7 @@ class Fleet:
     decode: DecodePool | None = None
 
     def __post_init__(self) -> None:
-        _check_pool("fleet", self.engines, self.router)
+        _check_pool("fleet", self.engines)
         if self.users is not None and self.users < 1:
             raise InputError(f"fleet.users is {self.users}; expected 1 or more, or leave it out for arrivals alone")
 
@@ -114,11 +112,9 @@ class Fleet:
                 )
 
 
-def _check_pool(key: str, engines: int, router: str) -> None:
+def _check_pool(key: str, engines: int) -> None:
     if engines < 1:
         raise InputError(f"{key}.engines is {engines}; expected 1 or more: an empty pool serves nothing")
-    if router not in ("round_robin", "least_loaded"):
-        raise InputError(f"{key}.router is {router!r}; expected round_robin or least_loaded")
 
 
 def _check_size(needed: np.ndarray, most: int | None, key: str, unit: str) -> None:

@@ -101,7 +101,7 @@ class _Simulation:
         first, end = requests.prefix_starts[row : row + 2] if len(requests.prefix_starts) else (0, 0)
         names = requests.prefix_blocks[first:end]
         prompt, output = int(requests.prompt[row]), int(requests.output[row])
-        job = Job(row, prompt, output, tuple(names), requests.prefix_tokens, known=prompt)
+        job = Job(row, prompt, output, tuple(map(int, names)), requests.prefix_tokens, known=prompt)
         self.sent[row] = now
         self.next, self.in_flight = row + 1, self.in_flight + 1
         self.engine[row] = self.first_turn.choose(self.first)

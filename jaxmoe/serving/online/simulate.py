@@ -185,7 +185,7 @@ def _pool(engine: Engine, requests: Requests) -> tuple[int, ...]:
     )
 
 
-def _segments(requests: Requests) -> tuple[Int[np.ndarray, " R+1"], Int[np.ndarray, " S"]]:
+def _segments(requests: Requests) -> tuple[Int[np.ndarray, " starts"], Int[np.ndarray, " S"]]:
     """Prefix blocks numbered anew, so that equal numbers have equal text before them too."""
     starts, names = requests.prefix_starts, requests.prefix_blocks
     if not len(names):

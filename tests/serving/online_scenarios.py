@@ -1,0 +1,81 @@
+"""Random requests and engines that do all they can: preempt, keep and lose prefixes, transfer KV, serve users."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
+from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.step_table import StepTable, Term
+
+MOST_PROMPT, MOST_OUTPUT, PREFIX_TOKENS = 60, 80, 8
+
+
+class Scenario(NamedTuple):
+    requests: Requests
+    fleet: Fleet
+    table: StepTable
+    decode_table: StepTable
+
+
+def constant(seconds: float) -> StepTable:
+    return StepTable((Term("step", ("tokens",), (np.zeros(1),), np.array([seconds])),))
+
+
+def drawn_scenario(seed: int) -> Scenario:
+    rng = np.random.default_rng(seed)
+    users = int(rng.integers(1, 20)) if rng.integers(2) else None
+    decode, routers = None, ("round_robin", "least_loaded")
+    if rng.integers(2):
+        bytes_of_token, latency = float(rng.choice([0, 1e6])), float(rng.choice([0, 1e-3]))
+        own = int(rng.integers(1, 4)), rng.choice(routers).item()
+        decode = DecodePool(_engine(rng), bytes_of_token, 1e9, latency, *own)
+    fleet = Fleet(_engine(rng), int(rng.integers(1, 4)), rng.choice(routers).item(), users, decode)
+    return Scenario(drawn_requests(rng), fleet, drawn_table(rng), drawn_table(rng))
+
+
+def drawn_requests(rng: np.random.Generator) -> Requests:
+    count, texts = int(rng.integers(1, 60)), int(rng.integers(1, 6))
+    starts = np.concatenate([[0], np.cumsum(rng.integers(0, 6, count))])
+    digits = int(rng.integers(1, 6))  # few: many come at one moment
+    return Requests(
+        arrival=np.sort(np.round(rng.uniform(0, rng.choice([0.01, 2, 10]), count), digits)),
+        prompt=rng.integers(1, MOST_PROMPT + 1, count),
+        output=rng.integers(1, rng.choice([20, MOST_OUTPUT]) + 1, count),
+        prefix_starts=starts,
+        prefix_blocks=rng.integers(0, texts, starts[-1]),
+        prefix_tokens=PREFIX_TOKENS,
+    )
+
+
+def drawn_table(rng: np.random.Generator) -> StepTable:
+    tokens, contexts = np.array([0.0, 10, 40, 100]), np.array([0.0, 30, 90])
+
+    def rising(*shape: int) -> np.ndarray:
+        return np.sort(rng.uniform(0, 0.02, shape), axis=0)
+
+    return StepTable(
+        (
+            Term("tokens", ("tokens",), (tokens,), 0.002 + rising(4)),
+            Term("exchange", ("all_tokens", "most_tokens"), (tokens, np.zeros(1)), rising(4, 1), "group", 0.5),
+            Term("decode", ("decoding", "context", "longest"), (tokens, contexts, contexts), rising(4, 3, 3)),
+            Term("prefill", ("prefill", "prefill_context"), (tokens, contexts), rising(4, 3), weight=2.0),
+            Term("head", ("sequences",), (tokens,), rising(4)),
+        )
+    )
+
+
+def _engine(rng: np.random.Generator) -> Engine:
+    block = int(rng.choice([1, 2, 4, 8]))
+    least = -(-(MOST_PROMPT + MOST_OUTPUT) // block)
+    limited = bool(rng.integers(4))
+    return Engine(
+        batching=rng.choice(["vllm", "sglang"]).item(),
+        token_budget=int(rng.choice([1, 3, 16, 40, 200])),
+        seats=int(rng.choice([1, 2, 8, 40])),
+        ranks=int(rng.integers(1, 4)),
+        kv_blocks=int(least * rng.choice([1, 1.3, 2, 5])) if limited else None,
+        block_tokens=block,
+        prefix_cache=limited and bool(rng.integers(3)),
+        lookahead=bool(rng.integers(2)),
+    )

@@ -1,0 +1,229 @@
+"""Engines over time: by hand, the compiled simulator against the plain one, and laws that hold for all of them."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from online_scenarios import constant, drawn_scenario
+
+from jaxmoe.errors import InputError
+from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
+from jaxmoe.serving.online.reference import serve_plainly
+from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.served import Served
+from jaxmoe.serving.online.simulate import serve
+from jaxmoe.serving.online.step_table import StepTable, Term
+
+SECOND = constant(1.0)
+
+
+def requests_of(
+    *rows: tuple[float, int, int], names: list[list[int]] | None = None, prefix_tokens: int = 4
+) -> Requests:
+    arrival, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    starts = np.cumsum([0, *map(len, names or [[]] * len(rows))])
+    blocks = np.array([name for own in names or [] for name in own], int)
+    return Requests(arrival.astype(float), prompt, output, starts, blocks, prefix_tokens)
+
+
+def times_of(served: Served) -> list[list[float]]:
+    return [list(each) for each in np.split(served.token_times, served.token_starts[1:-1])]
+
+
+def both(requests: Requests, fleet: Fleet, table: StepTable = SECOND) -> Served:
+    """What the plain simulator tells, once the compiled one tells the same."""
+    plain = serve_plainly(requests, fleet, table)
+    assert_same(plain, serve(requests, fleet, table, token_times=True, steps=True))
+    return plain
+
+
+def assert_same(plain: Served, compiled: Served) -> None:
+    for field in fields(Served):
+        if field.name != "steps":
+            np.testing.assert_allclose(
+                getattr(compiled, field.name), getattr(plain, field.name), 0, 1e-9, err_msg=field.name
+            )
+    assert (plain.steps is None) == (compiled.steps is None)
+    for field in fields(plain.steps) if plain.steps else ():
+        found, expected = getattr(compiled.steps, field.name), getattr(plain.steps, field.name)
+        np.testing.assert_allclose(found, expected, 0, 1e-9, err_msg=field.name)
+
+
+def test_a_prompt_is_read_in_chunks_of_the_budget():
+    served = both(requests_of((0, 10, 3)), Fleet(Engine(token_budget=4)))
+    assert times_of(served) == [[3, 4, 5]]
+    assert served.steps is not None
+    assert list(served.steps.tokens) == [4, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("batching", "expected"), [("vllm", [[1, 2, 3], [3]]), ("sglang", [[1, 4, 5], [3]])])
+def test_chunks_are_read_beside_decoding_or_before_it(batching, expected):
+    requests = requests_of((0, 4, 3), (0.5, 6, 1))
+    assert times_of(both(requests, Fleet(Engine(batching, token_budget=4)))) == expected
+
+
+def test_one_seat_is_taken_in_turn():
+    served = both(requests_of((0, 1, 2), (0, 1, 2), (0.5, 1, 1)), Fleet(Engine(seats=1)))
+    assert times_of(served) == [[1, 2], [3, 4], [5]]
+    assert list(served.scheduled) == [0, 2, 4]
+
+
+def test_who_came_last_is_computed_anew_when_blocks_run_out():
+    """Four blocks of two tokens. In the third step the first request needs a third block: the second gives its two up,
+    waits while the first has three, and is read anew with the two tokens that it had."""
+    served = both(requests_of((0, 3, 4), (0, 3, 4)), Fleet(Engine(token_budget=16, kv_blocks=4, block_tokens=2)))
+    assert times_of(served) == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    assert list(served.preemptions) == [0, 1]
+    assert served.steps is not None
+    assert list(served.steps.tokens) == [6, 2, 1, 1, 5, 1]
+    assert list(served.steps.kv_blocks) == [4, 4, 3, 3, 3, 3]
+
+
+def test_prompts_that_begin_alike_are_read_once():
+    """The second has all of the first's text and more; the third just that, so its last block is read again; the fourth
+    has the same name behind another text."""
+    names = [[1, 2], [1, 2], [1, 2], [5, 2]]
+    requests = requests_of((0, 8, 1), (2, 9, 1), (4, 8, 1), (6, 8, 1), names=names)
+    served = both(requests, Fleet(Engine(kv_blocks=20, block_tokens=2, prefix_cache=True)))
+    assert list(served.cached) == [0, 8, 6, 0]
+    assert list(both(requests, Fleet(Engine(kv_blocks=20, block_tokens=2))).cached) == [0, 0, 0, 0]
+
+
+def test_the_cache_loses_what_was_used_least_lately():
+    """Room for two texts: the third takes that of the first, and the second, used since, outlives the third."""
+    rows = [(10.0 * at, 4, 1) for at in range(6)]
+    requests = requests_of(*rows, names=[[1], [2], [3], [2], [1], [2]])
+    served = both(requests, Fleet(Engine(kv_blocks=4, block_tokens=2, prefix_cache=True)))
+    assert list(served.cached) == [0, 0, 0, 2, 0, 2]
+
+
+def test_ranks_end_a_step_together():
+    per_token = StepTable((Term("tokens", ("tokens",), (np.array([0.0, 1.0]),), np.array([0.0, 1.0])),))
+    served = both(requests_of((0, 3, 2), (0, 5, 1)), Fleet(Engine(ranks=2)), per_token)
+    assert list(served.rank) == [0, 1]
+    assert times_of(served) == [[5, 6], [5]]
+
+
+def test_kv_travels_to_engines_that_decode():
+    pool = DecodePool(Engine(), kv_bytes_per_token=2.0, bytes_per_s=20.0, latency_s=0.5)
+    served = both(requests_of((0, 10, 3), (0, 10, 1)), Fleet(Engine(), decode=pool))
+    assert times_of(served) == [[1, 3.5, 4.5], [1]]
+    assert list(served.decode_engine) == [1, -1]
+
+
+def test_a_batch_made_ahead_leaves_out_who_comes_meanwhile():
+    requests = requests_of((0, 1, 5), (0.5, 1, 1))
+    at_once, ahead = (both(requests, Fleet(Engine(lookahead=each))) for each in (False, True))
+    assert times_of(at_once) == [[1, 2, 3, 4, 5], [2]]
+    assert times_of(ahead) == [[1, 2, 3, 4, 5], [3]]
+    assert list(at_once.queued) == list(ahead.queued) == [0, 1]
+
+
+def test_routers():
+    requests = requests_of((0, 1, 9), (0, 1, 1), (2, 1, 1), (2, 1, 1))
+    assert list(both(requests, Fleet(Engine(), 2)).engine) == [0, 1, 0, 1]
+    assert list(both(requests, Fleet(Engine(), 2, "least_loaded")).engine) == [0, 1, 1, 0]
+
+
+def test_a_user_sends_the_next_request_when_one_ends():
+    served = both(requests_of((0, 1, 2), (0, 1, 3), (0, 1, 1), (9, 1, 1)), Fleet(Engine(), users=2))
+    assert list(served.sent) == [0, 0, 2, 9]
+    assert times_of(served) == [[1, 2], [1, 2, 3], [3], [10]]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_compiled_as_plain(seed):
+    requests, fleet, table, decode_table = drawn_scenario(seed)
+    plain = serve_plainly(requests, fleet, table, decode_table)
+    assert_same(plain, serve(requests, fleet, table, decode_table, token_times=True, steps=True))
+    brief = replace(plain, token_starts=np.zeros(0, int), token_times=np.zeros(0), steps=None)
+    assert_same(brief, serve(requests, fleet, table, decode_table))
+
+
+def test_random_scenarios_have_all_that_can_happen():
+    scenarios = [drawn_scenario(seed) for seed in range(50)]
+    every = [serve(*scenario) for scenario in scenarios]
+    assert sum((served.preemptions > 0).sum() for served in every) > 20
+    assert sum((served.cached > 0).sum() for served in every) > 100
+    assert sum((served.decode_engine >= 0).sum() for served in every) > 100
+
+
+@given(seed=st.integers(100, 10**6))
+@settings(max_examples=100)
+def test_laws(seed):
+    """No request is lost, KV is never over its size, no token is computed twice unless its request is preempted."""
+    requests, fleet, table, decode_table = drawn_scenario(seed)
+    served = serve(requests, fleet, table, decode_table, token_times=True, steps=True)
+    for row, times in enumerate(times_of(served)):
+        assert len(times) == requests.output[row]
+        assert requests.arrival[row] <= served.sent[row] <= served.queued[row] <= served.scheduled[row] < times[0]
+        assert (np.diff(times) > 0).all()
+    steps = served.steps
+    assert steps is not None
+    for number, engine in enumerate([fleet.engine, *([fleet.decode.engine] if fleet.decode else [])]):
+        own = (steps.engine >= fleet.engines) == (number == 1)
+        if engine.kv_blocks is not None:
+            assert (steps.kv_blocks[own] <= engine.kv_blocks * engine.ranks).all()
+        assert (steps.running[own] <= engine.seats * engine.ranks).all()
+        if engine.batching == "vllm":
+            assert (steps.tokens[own] <= engine.token_budget * engine.ranks).all()
+    if not served.preemptions.any():
+        assert steps.tokens.sum() == (requests.prompt - served.cached + requests.output - 1).sum()
+
+
+@given(seed=st.integers(100, 10**6))
+def test_first_come_first_served(seed):
+    requests, fleet, table, decode_table = drawn_scenario(seed)
+    served = serve(requests, fleet, table, decode_table)
+    for place in np.unique(np.stack([served.engine, served.rank]), axis=1).T:
+        own = (served.engine == place[0]) & (served.rank == place[1])
+        assert (np.diff(served.scheduled[own]) >= 0).all()
+
+
+def test_one_seat_of_fixed_steps_is_the_queue_m_d_1():
+    rate, count = 70.0, 200_000
+    arrival = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
+    ones = np.ones(count, int)
+    served = serve(Requests(arrival, ones, ones), Fleet(Engine(seats=1)), constant(0.01))
+    busy = rate * 0.01
+    assert (served.scheduled - served.sent).mean() == pytest.approx(busy * 0.01 / (2 * (1 - busy)), rel=0.03)
+
+
+@pytest.mark.parametrize(("users", "seats", "at_a_time"), [(4, 8, 4), (8, 2, 2)])
+def test_a_closed_loop_is_bound_by_users_or_seats(users, seats, at_a_time):
+    """Every request takes five steps of 0.1 s, and as many are served side by side as users or seats allow."""
+    count = 40
+    requests = Requests(np.zeros(count), np.full(count, 3), np.full(count, 5))
+    served = serve(requests, Fleet(Engine(seats=seats), users=users), constant(0.1))
+    assert served.finish.max() == pytest.approx(count / at_a_time * 0.5)
+    np.testing.assert_allclose(served.finish - served.scheduled, 0.5)
+
+
+def test_what_can_never_be_served_is_told_before():
+    requests = requests_of((0, 4, 4), (0, 20, 3))
+    with pytest.raises(InputError, match=r"engine\.longest is 22, but request 1 needs 23 tokens"):
+        serve(requests, Fleet(Engine(longest=22)), SECOND)
+    with pytest.raises(InputError, match=r"engine\.kv_blocks is 10, but request 1 needs 11 blocks"):
+        serve(requests, Fleet(Engine(kv_blocks=10, block_tokens=2)), SECOND)
+    assert serve(requests, Fleet(Engine(kv_blocks=11, block_tokens=2)), SECOND).finish.min() > 0
+    named = requests_of((0, 4, 4), names=[[1]])
+    with pytest.raises(InputError, match=r"block_tokens is 3; expected a divisor of the 4"):
+        serve(named, Fleet(Engine(kv_blocks=9, block_tokens=3, prefix_cache=True)), SECOND)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Engine(seats=0), r"engine\.seats is 0"),
+        (lambda: Engine(prefix_cache=True), r"engine\.kv_blocks is not given"),
+        (lambda: Fleet(Engine(), 0), r"fleet\.engines is 0"),
+        (lambda: Fleet(Engine(), users=0), r"fleet\.users is 0"),
+        (lambda: DecodePool(Engine(), 1.0, 0.0), r"decode\.bytes_per_s is 0"),
+        (lambda: DecodePool(Engine(), 1.0, 1.0, engines=0), r"decode\.engines is 0"),
+    ],
+)
+def test_settings_that_serve_nothing(make, told):
+    with pytest.raises(InputError, match=told):
+        make()
