@@ -87,36 +87,44 @@ def _run(clock, queues, memory, tables, records, features):
             _send(clock, queues, memory, now)
         for engine in range(engines):
             if clock.ends[engine] == np.inf:
-                first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
-                table = 0 if engine < clock.first_engine[1] else 1
                 seconds, quiet[engine] = begin_step(
-                    queues, memory, tables, table, features, records, counts, engine, first, end, now
+                    queues, memory, tables, records, counts, features, _where(clock, engine), now
                 )
                 if seconds >= 0:
                     clock.ends[engine] = now + seconds
         for engine in range(engines):
             if quiet[engine]:
-                quiet[engine] = False
-                _go_ahead(clock, queues, memory, tables, records, features, engine)
+                quiet[engine], ends, until = False, clock.ends[engine], _until(clock, engine)
+                clock.ends[engine] = quiet_steps(
+                    queues, memory, tables, records, counts, features, _where(clock, engine), ends, until
+                )
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _go_ahead(clock, queues, memory, tables, records, features, engine):
-    """Take an engine's quiet steps that begin before anything can come to it."""
-    until, counts = _next_sending(clock), clock.counts
-    if counts[ON_WAY] > 0:
+def _where(clock, engine):
+    """Number of an engine, its first rank, that after its last, and its table."""
+    table = 0 if engine < clock.first_engine[1] else 1
+    return engine, clock.first_rank[engine], clock.first_rank[engine + 1], table
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _until(clock, engine):
+    """A time before which no request can come to an engine."""
+    users, reading, row = clock.users[0] >= 0, clock.first_engine[1], clock.counts[ROW]
+    until = _next_sending(clock)
+    if not users and not clock.least_loaded[0] and engine < reading:  # in turn
+        row += (engine - clock.turn[0]) % reading
+        until = clock.arrival[row] if row < len(clock.arrival) else np.inf
+    if clock.counts[ON_WAY] > 0:
         until = min(until, clock.transfer_ends[0])
     # Whoever ends elsewhere sends a user's next request, and whoever is read elsewhere comes here to be decoded.
-    others = len(clock.ends) if clock.users[0] >= 0 else clock.first_engine[1] if len(clock.transfer_ends) > 0 else 0
+    others = len(clock.ends) if users else reading if len(clock.transfer_ends) > 0 else 0
     for other in range(others):
         if other != engine:
             until = min(until, clock.ends[other])
-    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
-    table = 0 if engine < clock.first_engine[1] else 1
-    clock.ends[engine] = quiet_steps(
-        queues, memory, tables, table, features, records, counts, engine, first, end, clock.ends[engine], until
-    )
+    return until
 
 
 @njit(cache=True, nogil=True)

@@ -53,11 +53,12 @@ class Records(NamedTuple):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def begin_step(queues, memory, tables, table, features, records, counts, engine, first, end, now):
+def begin_step(queues, memory, tables, records, counts, features, where, now):
     """Run the batch of those whom the ranks knew of when the last step began, if any, else of all who are there.
 
     Returns its seconds, below 0 if there is nothing to do, and whether it may be the first of quiet steps.
     """
+    engine, first, end, table = where
     ahead, total, quiet = memory.pools[memory.pool_of[first], AHEAD] == 1, 0, True
     if ahead:
         total = _schedule(queues, memory, first, end, now)
@@ -109,8 +110,9 @@ def _fill(queues, features, first, end):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def quiet_steps(queues, memory, tables, table, features, records, counts, engine, first, end, ends, until):
+def quiet_steps(queues, memory, tables, records, counts, features, where, ends, until):
     """Take quiet steps after one that `ends`, as long as they begin before `until`. Returns the end of the last."""
+    engine, first, end, table = where
     steps, most, logs = 0, _most_quiet(queues, memory, first, end), len(records.step_times) > 0
     records_all = logs or len(records.token_times) > 0
     while steps < most and ends < until and (not logs or counts[LOGGED] < len(records.step_times)):

@@ -61,7 +61,7 @@ def _starts(sizes: Sequence[int]) -> Int[np.ndarray, " starts"]:
 # longer than what short functions do with it, so they are inlined.
 
 
-@njit(cache=True, nogil=True)
+@njit(inline="always")
 @no_type_check
 def step_seconds(tables, table, features, only_contexts):
     """Seconds of a step in which some rank has tokens; `features` is [rank, feature].
