@@ -189,7 +189,6 @@ def _preempt(queues, memory, rank, row):
     jobs[row, COMPUTED] = jobs[row, BROUGHT] = jobs[row, GIVEN] = 0
     jobs[row, PREEMPTED] += 1
     queues.sums[rank, LOST] += 1
-    queues.sums[rank, LOST] += 1
     jobs[row, NEXT] = NONE if queues.waiting[rank] == 0 else queues.head[rank]
     if queues.waiting[rank] == 0:
         queues.tail[rank] = row

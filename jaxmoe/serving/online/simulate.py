@@ -176,7 +176,6 @@ def _pool(engine: Engine, requests: Requests) -> tuple[int, ...]:
         apart,
         engine.token_budget,
         engine.seats,
-        engine.ranks,
         total,
         engine.block_tokens,
         int(engine.prefix_cache),

@@ -15,7 +15,7 @@ FEATURES = (
     "tokens",  # of prompts and of outputs
     "sequences",  # that get a token in this step, so need the head
     "prefill",  # tokens of prompts that are read
-    "prefill_context",  # tokens before these, a mean over tokens read
+    "prefill_context",  # tokens of the same prompt before the step, a mean over tokens read
     "decoding",  # sequences that get a further token
     "context",  # tokens before it, a mean over these sequences
     "longest",  # the longest of these contexts
