@@ -9,7 +9,7 @@ from online_scenarios import drawn_table
 
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.scan import Arrivals, Scanned, seconds_of, serve_by_scan
+from jaxmoe.serving.online.scan import Scanned, ScanRequests, seconds_of, serve_by_scan
 from jaxmoe.serving.online.served import Served
 from jaxmoe.serving.online.simulate import serve
 from jaxmoe.serving.online.step_table import StepTable
@@ -38,12 +38,12 @@ def served_by(requests: Requests, table: StepTable, budget: int, seats: int) -> 
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
 @partial(jax.vmap, in_axes=(None, None, 0, None, None))
-def scanned(table: StepTable, values: tuple, arrivals: Arrivals, budget: int, seats: int) -> Scanned:
+def scanned(table: StepTable, values: tuple, arrivals: ScanRequests, budget: int, seats: int) -> Scanned:
     return serve_by_scan(arrivals, seconds_of(table, values), budget, seats, STEPS)
 
 
-def arrivals_of(requests: list[Requests], served: list[Served]) -> Arrivals:
-    return Arrivals(
+def arrivals_of(requests: list[Requests], served: list[Served]) -> ScanRequests:
+    return ScanRequests(
         *(np.stack([getattr(each, name) for each in requests]) for name in ("arrival", "prompt", "output")),
         np.stack([each.cached for each in served]).astype(np.int64),
     )
@@ -92,7 +92,7 @@ def test_gradients_are_differences_of_the_compiled():
 
 def test_steps_that_do_not_suffice_leave_requests_unserved():
     with jax.enable_x64(True):
-        arrivals = Arrivals(np.array([0.0, 1, np.inf]), *np.full((2, 3), 2), np.zeros(3, int))
+        arrivals = ScanRequests(np.array([0.0, 1, np.inf]), *np.full((2, 3), 2), np.zeros(3, int))
         served, longer = (
             jax.device_get(serve_by_scan(arrivals, lambda features: features[0] * 0 + 1.0, 8, 4, steps))
             for steps in (2, 9)

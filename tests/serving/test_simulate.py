@@ -33,7 +33,7 @@ def times_of(served: Served) -> list[list[float]]:
 
 
 def both(requests: Requests, fleet: Fleet, table: StepTable = SECOND) -> Served:
-    """What the plain simulator tells, once the compiled one tells the same."""
+    """Results of the plain simulator, once the compiled one has the same."""
     plain = serve_plainly(requests, fleet, table)
     assert_same(plain, serve(requests, fleet, table, token_times=True, steps=True))
     return plain

@@ -28,7 +28,7 @@ LATENCY, PER_TOKEN = range(2)  # of the link
 
 
 class Clock(NamedTuple):
-    """What happens next: `E` engines, those of a decode pool last, and up to `W` transfers on their way."""
+    """Events to come: of `E` engines, those of a decode pool last, and of up to `W` transfers on their way."""
 
     arrival: Float[np.ndarray, " R"]
     counts: Int[np.ndarray, "4"]

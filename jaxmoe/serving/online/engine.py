@@ -1,4 +1,4 @@
-"""What serves requests: engines with continuous batching, how many there are, and how requests are spread over them."""
+"""Engines with continuous batching, how many there are, and how requests are spread over them."""
 
 from dataclasses import dataclass
 from typing import Literal

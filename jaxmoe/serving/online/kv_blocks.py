@@ -24,7 +24,7 @@ APART, BUDGET, SEATS, BLOCKS, BLOCK_TOKENS, CACHES, SEGMENT_BLOCKS, AHEAD = rang
 NONE = -1
 
 
-class Memory(NamedTuple):
+class KvMemory(NamedTuple):
     """KV of all `Q` ranks. `R` requests, `B` blocks of all ranks; a table has twice the places of its rank's blocks."""
 
     jobs: Int[np.ndarray, "R columns"]

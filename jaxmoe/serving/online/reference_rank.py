@@ -137,7 +137,7 @@ class Rank:
         self.leaving: dict[Job, bool] = {}
 
     def load(self) -> int:
-        """What balancers compare."""
+        """Number that balancers compare."""
         return 4 * len(self.waiting) + len(self.running) - len(self.leaving)
 
     def look(self, now: float) -> None:

@@ -17,7 +17,7 @@ from jaxmoe.serving.online.step_table import FEATURES, StepTable
 StepSeconds = Callable[[Float[Array, " F"]], Float[Array, ""]]
 
 
-class Arrivals(NamedTuple):
+class ScanRequests(NamedTuple):
     """`R` requests in the order in which they come; one that comes at infinity is none."""
 
     arrival: Float[Array, " R"]  # s
@@ -43,7 +43,7 @@ class _State(NamedTuple):
     finish: Float[Array, " R"]
 
 
-def serve_by_scan(requests: Arrivals, seconds: StepSeconds, token_budget: int, seats: int, steps: int) -> Scanned:
+def serve_by_scan(requests: ScanRequests, seconds: StepSeconds, token_budget: int, seats: int, steps: int) -> Scanned:
     """Serve requests in so many steps, each of which takes `seconds` of its features, in the order of `FEATURES`.
 
     `jit` with the last three static. Give it 64-bit numbers: sums of many steps decide who is in which.

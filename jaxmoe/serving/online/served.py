@@ -1,4 +1,4 @@
-"""What became of requests that were served."""
+"""Where and when each request was served, and the steps of engines."""
 
 from dataclasses import dataclass
 

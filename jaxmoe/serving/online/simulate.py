@@ -26,7 +26,7 @@ from jaxmoe.serving.online.kv_blocks import (
     PROMPT,
     RANK,
     REQUEST_COLUMNS,
-    Memory,
+    KvMemory,
 )
 from jaxmoe.serving.online.packed_table import pack
 from jaxmoe.serving.online.requests import Requests
@@ -131,7 +131,7 @@ def _queues(requests: int, ranks: Sequence[Engine]) -> Queues:
     )
 
 
-def _memory(requests: Requests, fleet: Fleet, ranks: Sequence[Engine]) -> Memory:
+def _memory(requests: Requests, fleet: Fleet, ranks: Sequence[Engine]) -> KvMemory:
     pools = [fleet.engine, *([fleet.decode.engine] if fleet.decode else [])]
     cached = np.array([rank.kv_blocks if rank.prefix_cache else 0 for rank in ranks])
     places = np.array([1 << int(2 * size).bit_length() if size else 0 for size in cached])
@@ -141,7 +141,7 @@ def _memory(requests: Requests, fleet: Fleet, ranks: Sequence[Engine]) -> Memory
     blocks[:, OLDER], blocks[:, NEWER] = np.arange(len(blocks)) - 1, np.arange(len(blocks)) + 1
     blocks[firsts[cached > 0], OLDER] = blocks[ends[cached > 0] - 1, NEWER] = NONE
     first_segment, segments = _segments(requests) if cached.any() else (np.zeros(len(requests) + 1, np.int64),) * 2
-    return Memory(
+    return KvMemory(
         jobs=_jobs(requests),
         pools=np.array([_pool(engine, requests) for engine in pools], np.int64),
         pool_of=np.repeat(
