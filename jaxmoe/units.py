@@ -2,5 +2,6 @@
 
 GIGA = 1e9
 TERA = 1e12
+MICRO = 1e-6
 NANO = 1e-9
 PICO = 1e-12

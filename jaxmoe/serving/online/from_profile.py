@@ -1,0 +1,179 @@
+"""A step of an engine from measured kernels of one layer: a kernel profile, the model's layers and the exchanges.
+
+Kernels follow each other. Ranks that step together wait for the slowest, and for the experts and exchanges of all.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.errors import InputError
+from jaxmoe.models import MoEModel
+from jaxmoe.serving.deployment import Deployment, check_deployment
+from jaxmoe.serving.online.profile import Grid, Profile, onto
+from jaxmoe.serving.online.step_table import StepTable, Term
+
+Sizes = Float[np.ndarray, "..."]
+Collective = Callable[[str, Sizes], Sizes]
+"""Seconds of `all_reduce`, `all_gather` or `reduce_scatter` over the GPUs of the deployment, by bytes of the whole."""
+
+ONCE = ("embedding", "final_layernorm")
+LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1}  # times in a layer
+DENSE = ("gate_up_proj", "act_fn", "down_proj")
+OPTIONAL = ("qk_norm",)
+SEQUENCE = ("lm_head", "sampler")
+HIDDEN_BYTES = 2.0
+
+
+def graph_sizes(seats: int) -> tuple[int, ...]:
+    """Tokens for which vLLM captures CUDA graphs by default: a smaller step is padded to the next of these.
+
+    `CompilationConfig` and `VllmConfig._set_cudagraph_sizes` of vLLM 0.19.
+    """
+    most = min(2 * seats, 512)
+    return tuple(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most)
+
+
+def profile_table(
+    profile: Profile,
+    model: MoEModel,
+    deployment: Deployment,
+    collective: Collective,
+    padded: Sequence[int] = (),
+    skew: bool = True,
+) -> StepTable:
+    """The step of `model` by its profile, where steps of few tokens are `padded` to the next of these sizes.
+
+    Ranks are padded to the same size. Experts are chosen evenly. Without `skew`, contexts count as equally long.
+    Raises `InputError` for a profile that lacks a kernel of the model.
+    """
+    check_deployment(model, deployment)
+    _check(profile, model, deployment)
+    layers, tokens = model.num_layers, _tokens(profile, padded)
+    counted = _rounded(tokens, padded)
+    terms = [
+        Term("layers", ("tokens",), (tokens,), _dense(profile, model, counted)),
+        *_attention(profile, layers, skew),
+        Term("head", ("sequences",), (sizes := profile.kernels["lm_head"].sizes,), _sum(profile, SEQUENCE, sizes)),
+    ]
+    if model.moe_layer_ids:
+        terms.append(_common("experts", tokens, padded, deployment, partial(_experts, profile, model, deployment)))
+    if deployment.devices > 1:
+        seconds = partial(_exchange, model, deployment, collective)
+        terms.append(_common("exchange", tokens, padded, deployment, seconds))
+    return StepTable(tuple(terms))
+
+
+def _check(profile: Profile, model: MoEModel, deployment: Deployment) -> None:
+    dense = DENSE if model.num_dense_layers else ()
+    needed = (*ONCE, *LAYER, *dense, *SEQUENCE)
+    if missing := [name for name in needed if name not in profile.kernels]:
+        raise InputError(f"the profile of {profile.model} has no kernel {missing[0]}; profile the model with it")
+    if unknown := sorted(profile.kernels.keys() - {*needed, *OPTIONAL}):
+        raise InputError(
+            f"the profile of {profile.model} has a kernel {unknown[0]}, which {model.name} does not have: known are "
+            f"{', '.join((*needed, *OPTIONAL))}. Take the profile of this model"
+        )
+    if model.moe_layer_ids and profile.experts is None:
+        raise InputError(f"the profile of {profile.model} has no moe.csv, but {model.name} has experts; profile them too")
+    if model.moe_layer_ids and deployment.expert_ranks < deployment.devices:
+        raise InputError(
+            f"deployment.expert_ranks is {deployment.expert_ranks}; expected {deployment.devices}, all GPUs: profiles "
+            "have whole experts alone"
+        )
+
+
+def _tokens(profile: Profile, padded: Sequence[int]) -> np.ndarray:
+    """Measured sizes, and where padding starts anew, so that whole tokens between are padded as they should be."""
+    measured = profile.kernels["qkv_proj"].sizes
+    if not padded:
+        return measured
+    steps = np.array([0, *padded], float)
+    return np.unique([*steps[1:], *(steps + 1), *measured[measured > padded[-1]]])
+
+
+def _rounded(tokens: np.ndarray, padded: Sequence[int]) -> np.ndarray:
+    """Tokens that are computed for so many."""
+    if not padded:
+        return tokens
+    up = np.array(padded, float)[np.minimum(np.searchsorted(padded, tokens), len(padded) - 1)]
+    return np.where(tokens <= padded[-1], up, tokens)
+
+
+def _sum(profile: Profile, names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
+    return np.sum([profile.kernels[name].at(sizes) for name in names], axis=0)
+
+
+def _dense(profile: Profile, model: MoEModel, tokens: np.ndarray) -> np.ndarray:
+    """Seconds of all kernels that take tokens alone."""
+    names = [name for name, times in LAYER.items() for _ in range(times)]
+    names += [name for name in OPTIONAL if name in profile.kernels]
+    layer = model.num_layers * _sum(profile, names, tokens)
+    dense = model.num_dense_layers * _sum(profile, DENSE, tokens) if model.num_dense_layers else 0.0
+    return layer + dense + _sum(profile, ONCE, tokens)
+
+
+def _attention(profile: Profile, layers: int, skew: bool) -> list[Term]:
+    """Attention between that of contexts of the mean length and that of contexts of the longest."""
+    names = ("prefill", "prefill_context", "decoding")
+    axes, seconds = profile.attention.axes, layers * profile.attention.values
+    if not skew or profile.skew is None:
+        return [Term("attention", (*names, "context"), axes, seconds)]
+    part = _skew(profile.skew, axes[0], axes[2])[:, None, :, None]
+    return [
+        Term("attention", (*names, "context"), axes, (1 - part) * seconds),
+        Term("attention of the longest", (*names, "longest"), axes, part * seconds),
+    ]
+
+
+def _skew(skew: Grid, chunks: np.ndarray, decoding: np.ndarray) -> np.ndarray:
+    """The part at other sizes, [chunk, decoding], that of the nearest outside; without a prompt another kernel runs."""
+    own, counts = skew.axes
+    part = np.array([np.interp(decoding, counts, row) for row in skew.values])
+    groups = [(own == 0, chunks == 0), (own > 0, chunks > 0)]
+    found = np.zeros((len(chunks), len(decoding)))
+    for known, asked in groups:
+        if known.any():
+            found[asked] = onto(own[known], part[known], np.minimum(chunks[asked], own[known].max()))
+    return found
+
+
+def _common(
+    name: str, tokens: np.ndarray, padded: Sequence[int], deployment: Deployment, seconds: Callable[[Sizes], Sizes]
+) -> Term:
+    """What all ranks do together for all of their tokens; where the fullest is padded, all have as many as it."""
+    ranks = deployment.data
+    rounded = ranks * _rounded(tokens, padded)
+    every = ranks * tokens
+    if ranks == 1:
+        return Term(name, ("tokens",), (tokens,), seconds(rounded), "group")
+    if not padded:
+        return Term(name, ("all_tokens",), (every,), seconds(every), "group")
+    small = tokens <= padded[-1]
+    most = np.array([*tokens[small], padded[-1] + 1, padded[-1] + 2])  # from the last two on nothing is padded
+    values = np.repeat(seconds(rounded[small])[:, None], len(every), axis=1)
+    values = np.concatenate([values, np.repeat(seconds(every)[None], 2, axis=0)])
+    return Term(name, ("most_tokens", "all_tokens"), (most, every), values, "group")
+
+
+def _experts(profile: Profile, model: MoEModel, deployment: Deployment, tokens: Sizes) -> Sizes:
+    """All layers' experts of a GPU, which has an equal part of all choices."""
+    assert profile.experts is not None  # checked before
+    ranks = deployment.expert_ranks
+    own = model.num_experts / ranks
+    chosen = own * (1 - (1 - model.top_k / model.num_experts) ** tokens)
+    sizes, active = profile.experts.axes
+    by_active = onto(sizes, profile.experts.values, tokens / ranks)
+    seconds = [onto(active, row, np.array([count]))[0] for row, count in zip(by_active, chosen, strict=True)]
+    return len(model.moe_layer_ids) * np.array(seconds)
+
+
+def _exchange(model: MoEModel, deployment: Deployment, collective: Collective, tokens: Sizes) -> Sizes:
+    """All layers' sums of partial results, or with data-parallel attention all tokens there and back."""
+    bytes_ = tokens * model.hidden_size * HIDDEN_BYTES
+    if deployment.data == 1:
+        return 2 * model.num_layers * collective("all_reduce", bytes_)
+    both = collective("all_gather", bytes_) + collective("reduce_scatter", bytes_)
+    return len(model.moe_layer_ids) * both
