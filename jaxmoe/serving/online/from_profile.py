@@ -12,10 +12,11 @@ from jaxtyping import Float
 from jaxmoe.errors import InputError
 from jaxmoe.models import MoEModel
 from jaxmoe.serving.deployment import Deployment, check_deployment
+from jaxmoe.serving.online.padding import Padding
 from jaxmoe.serving.online.profile import Grid, Profile, onto
 from jaxmoe.serving.online.step_table import StepTable, Term
 
-Sizes = Float[np.ndarray, "..."]
+Sizes = Float[np.ndarray, " G"]
 Collective = Callable[[str, Sizes], Sizes]
 """Seconds of `all_reduce`, `all_gather` or `reduce_scatter` over the GPUs of the deployment, by bytes of the whole."""
 
@@ -25,15 +26,7 @@ DENSE = ("gate_up_proj", "act_fn", "down_proj")
 OPTIONAL = ("qk_norm",)
 SEQUENCE = ("lm_head", "sampler")
 HIDDEN_BYTES = 2.0
-
-
-def graph_sizes(seats: int) -> tuple[int, ...]:
-    """Tokens for which vLLM captures CUDA graphs by default: a smaller step is padded to the next of these.
-
-    `CompilationConfig` and `VllmConfig._set_cudagraph_sizes` of vLLM 0.19.
-    """
-    most = min(2 * seats, 512)
-    return tuple(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most)
+NONE = Padding()
 
 
 def profile_table(
@@ -41,28 +34,27 @@ def profile_table(
     model: MoEModel,
     deployment: Deployment,
     collective: Collective,
-    padded: Sequence[int] = (),
+    padding: Padding = NONE,
     skew: bool = True,
 ) -> StepTable:
-    """The step of `model` by its profile, where steps of few tokens are `padded` to the next of these sizes.
+    """The step of `model` by its profile. Experts are chosen evenly; without `skew`, contexts count as equally long.
 
-    Ranks are padded to the same size. Experts are chosen evenly. Without `skew`, contexts count as equally long.
     Raises `InputError` for a profile that lacks a kernel of the model.
     """
     check_deployment(model, deployment)
     _check(profile, model, deployment)
-    layers, tokens = model.num_layers, _tokens(profile, padded)
-    counted = _rounded(tokens, padded)
+    layers, points = model.num_layers, padding.points(profile.kernels["qkv_proj"].sizes)
+    sequences = profile.kernels["lm_head"].sizes
     terms = [
-        Term("layers", ("tokens",), (tokens,), _dense(profile, model, counted)),
+        Term("layers", ("tokens",), (points,), _dense(profile, model, padding.padded(points))),
         *_attention(profile, layers, skew),
-        Term("head", ("sequences",), (sizes := profile.kernels["lm_head"].sizes,), _sum(profile, SEQUENCE, sizes)),
+        Term("head", ("sequences",), (sequences,), _sum(profile, SEQUENCE, sequences)),
     ]
     if model.moe_layer_ids:
-        terms.append(_common("experts", tokens, padded, deployment, partial(_experts, profile, model, deployment)))
+        terms.append(padding.common("experts", points, deployment.data, partial(_experts, profile, model, deployment)))
     if deployment.devices > 1:
         seconds = partial(_exchange, model, deployment, collective)
-        terms.append(_common("exchange", tokens, padded, deployment, seconds))
+        terms.append(padding.common("exchange", points, deployment.data, seconds))
     return StepTable(tuple(terms))
 
 
@@ -83,23 +75,6 @@ def _check(profile: Profile, model: MoEModel, deployment: Deployment) -> None:
             f"deployment.expert_ranks is {deployment.expert_ranks}; expected {deployment.devices}, all GPUs: profiles "
             "have whole experts alone"
         )
-
-
-def _tokens(profile: Profile, padded: Sequence[int]) -> np.ndarray:
-    """Measured sizes, and where padding starts anew, so that whole tokens between are padded as they should be."""
-    measured = profile.kernels["qkv_proj"].sizes
-    if not padded:
-        return measured
-    steps = np.array([0, *padded], float)
-    return np.unique([*steps[1:], *(steps + 1), *measured[measured > padded[-1]]])
-
-
-def _rounded(tokens: np.ndarray, padded: Sequence[int]) -> np.ndarray:
-    """Tokens that are computed for so many."""
-    if not padded:
-        return tokens
-    up = np.array(padded, float)[np.minimum(np.searchsorted(padded, tokens), len(padded) - 1)]
-    return np.where(tokens <= padded[-1], up, tokens)
 
 
 def _sum(profile: Profile, names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
@@ -138,24 +113,6 @@ def _skew(skew: Grid, chunks: np.ndarray, decoding: np.ndarray) -> np.ndarray:
         if known.any():
             found[asked] = onto(own[known], part[known], np.minimum(chunks[asked], own[known].max()))
     return found
-
-
-def _common(
-    name: str, tokens: np.ndarray, padded: Sequence[int], deployment: Deployment, seconds: Callable[[Sizes], Sizes]
-) -> Term:
-    """What all ranks do together for all of their tokens; where the fullest is padded, all have as many as it."""
-    ranks = deployment.data
-    rounded = ranks * _rounded(tokens, padded)
-    every = ranks * tokens
-    if ranks == 1:
-        return Term(name, ("tokens",), (tokens,), seconds(rounded), "group")
-    if not padded:
-        return Term(name, ("all_tokens",), (every,), seconds(every), "group")
-    small = tokens <= padded[-1]
-    most = np.array([*tokens[small], padded[-1] + 1, padded[-1] + 2])  # from the last two on nothing is padded
-    values = np.repeat(seconds(rounded[small])[:, None], len(every), axis=1)
-    values = np.concatenate([values, np.repeat(seconds(every)[None], 2, axis=0)])
-    return Term(name, ("most_tokens", "all_tokens"), (most, every), values, "group")
 
 
 def _experts(profile: Profile, model: MoEModel, deployment: Deployment, tokens: Sizes) -> Sizes:

@@ -1,0 +1,105 @@
+"""A step of an engine from the step of a whole model by fitted kernels, priced once on a grid of batches."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxmoe.serving.online.padding import Padding
+from jaxmoe.serving.online.step_table import StepTable, Term
+from jaxmoe.serving.step import ModelStep, StepLoad
+
+Sizes = Float[np.ndarray, " G"]
+HEAD, COMMON = "head", ("experts", "exchange")
+ATTENTION = ("decode attention", "prefill attention")
+SIZES = np.unique(np.rint(2 ** np.arange(0, 14.01, 0.25)))  # tokens
+CONTEXTS = np.array([0.0, *2 ** np.arange(4, 17.01, 0.5)])  # tokens
+NONE = Padding()
+AT_ONCE = 256  # batches
+
+
+def step_table(
+    step: ModelStep,
+    padding: Padding = NONE,
+    sizes: Sizes = SIZES,
+    contexts: Sizes = CONTEXTS,
+    mixed_rows: int | None = None,
+) -> StepTable:
+    """What `step` takes, exact for batches on the grid of `sizes` and `contexts` where ranks have equal ones.
+
+    Tokens of a prompt after others of it take what the whole takes longer than these others, and at least what they
+    would take alone. `mixed_rows` is for backends that read prompts and decode in one kernel for both: so many rows of
+    a tile are computed for each sequence that decodes beside a prompt.
+    """
+    points, ranks = padding.points(sizes), step.deployment.data
+    by_tokens = _parts(step, padding.padded(points))
+    own = np.sum([each for name, each in by_tokens.items() if name not in (*ATTENTION, *COMMON, HEAD)], axis=0)
+    none_too, decode, prefill = np.array([0.0, *sizes]), _decode(step, sizes, contexts), _prefill(step, sizes, contexts)
+    terms = [
+        Term("layers", ("tokens",), (points,), own),
+        Term("prefill attention", ("prefill", "prefill_context"), (none_too, contexts), prefill),
+        Term(HEAD, ("sequences",), (sizes,), _parts(step, sizes)[HEAD]),
+    ]
+    if mixed_rows is None:
+        terms.append(Term("decode attention", ("decoding", "context"), (none_too, contexts), decode))
+    else:
+        mixed = np.maximum(decode, _mixed(step, mixed_rows, none_too, contexts))
+        axes = (np.array([0.0, 1.0, 2.0]), none_too, contexts)
+        names = ("prefill", "decoding", "context")
+        terms.append(Term("decode attention", names, axes, np.stack([decode, mixed, mixed])))
+    terms += [padding.common(name, points, ranks, partial(_common, step, name)) for name in COMMON]
+    return StepTable(tuple(terms))
+
+
+def _common(step: ModelStep, name: str, tokens: Sizes) -> Sizes:
+    return _parts(step, tokens / step.deployment.data)[name]
+
+
+def _parts(step: ModelStep, tokens: Sizes) -> dict[str, Sizes]:
+    """Parts that depend on tokens alone, by tokens of each rank."""
+    return _numbers(step, StepLoad(tokens, 1.0))
+
+
+def _decode(step: ModelStep, decoding: Sizes, contexts: Sizes) -> Float[np.ndarray, "decoding context"]:
+    seconds = _numbers(step, StepLoad(decoding[:, None], contexts))["decode attention"]
+    return np.concatenate([np.zeros((1, len(contexts))), seconds])
+
+
+def _prefill(step: ModelStep, tokens: Sizes, before: Sizes) -> Float[np.ndarray, "tokens before"]:
+    whole = tokens[:, None] + before
+    read = _numbers(step, StepLoad(0.0, 1.0, whole, whole))["prefill attention"]
+    known = np.maximum(before, 1.0)
+    earlier = np.where(before > 0, _numbers(step, StepLoad(0.0, 1.0, known, known))["prefill attention"], 0.0)
+    alone = read[:, :1] - earlier[0]
+    return np.concatenate([np.zeros((1, len(before))), np.maximum(read - earlier, alone)])
+
+
+def _mixed(
+    step: ModelStep, rows: int, decoding: Sizes, contexts: Sizes
+) -> Float[np.ndarray, "decoding context"]:
+    """So many rows of a prompt of each sequence after its context, as far as they are more than a launch."""
+    many = np.maximum(decoding, 1.0)[:, None]
+    known = np.maximum(contexts, 1.0)
+    whole = known + rows
+    long = _numbers(step, StepLoad(0.0, 1.0, many * whole, whole))["prefill attention"]
+    short = _numbers(step, StepLoad(0.0, 1.0, many * known, known))["prefill attention"]
+    return np.where(decoding[:, None] > 0, long - short, 0.0)
+
+
+def _numbers(step: ModelStep, load: StepLoad) -> dict[str, Float[np.ndarray, "..."]]:
+    """Parts of batches, which are priced so many at a time that one program is compiled for all."""
+    shape = np.broadcast_shapes(*(np.shape(number) for number in load))
+    rows = [np.broadcast_to(np.asarray(number, np.float32), shape).ravel() for number in load]
+    count = rows[0].size
+    rows = [np.append(row, np.repeat(row[-1:], -count % AT_ONCE)).reshape(-1, AT_ONCE) for row in rows]
+    price = _priced(step)
+    found = [price(StepLoad(*batch)) for batch in zip(*rows, strict=True)]
+    return {name: np.concatenate([each[name] for each in found])[:count].reshape(shape) for name in found[0]}
+
+
+@lru_cache(maxsize=4)
+def _priced(step: ModelStep) -> Callable[[StepLoad], dict[str, Array]]:
+    return jax.jit(lambda load: {name: jnp.broadcast_to(each, AT_ONCE) for name, each in step.parts(load).items()})
