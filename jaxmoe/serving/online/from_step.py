@@ -64,7 +64,7 @@ def _parts(step: ModelStep, tokens: Sizes) -> dict[str, Sizes]:
 
 
 def _decode(step: ModelStep, decoding: Sizes, contexts: Sizes) -> Float[np.ndarray, "decoding context"]:
-    seconds = _numbers(step, StepLoad(decoding[:, None], contexts))["decode attention"]
+    seconds = _numbers(step, StepLoad(decoding[:, None], np.maximum(contexts, 1.0)))["decode attention"]
     return np.concatenate([np.zeros((1, len(contexts))), seconds])
 
 
@@ -97,7 +97,8 @@ def _numbers(step: ModelStep, load: StepLoad) -> dict[str, Float[np.ndarray, "..
     rows = [np.append(row, np.repeat(row[-1:], -count % AT_ONCE)).reshape(-1, AT_ONCE) for row in rows]
     price = _priced(step)
     found = [price(StepLoad(*batch)) for batch in zip(*rows, strict=True)]
-    return {name: np.concatenate([each[name] for each in found])[:count].reshape(shape) for name in found[0]}
+    whole = {name: np.concatenate([each[name] for each in found])[:count] for name in found[0]}
+    return {name: each.astype(float).reshape(shape) for name, each in whole.items()}
 
 
 @lru_cache(maxsize=4)
