@@ -6,7 +6,16 @@ from jaxmoe.config import load_model
 from jaxmoe.config.model import build_model
 from jaxmoe.errors import InputError
 from jaxmoe.models import GroupedQueryAttention, MoEModel
-from jaxmoe.models.config_fields import DENSE_SIZE, HEAD_SIZE, HEADS, HIDDEN_SIZE, KV_HEADS, NUM_LAYERS, VOCABULARY, Fields
+from jaxmoe.models.config_fields import (
+    DENSE_SIZE,
+    HEAD_SIZE,
+    HEADS,
+    HIDDEN_SIZE,
+    KV_HEADS,
+    NUM_LAYERS,
+    VOCABULARY,
+    Fields,
+)
 from jaxmoe.models.hugging_face import read_json
 
 WITH_EXPERTS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b", "phi-3.5-moe")

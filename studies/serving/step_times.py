@@ -48,7 +48,9 @@ def nothing(operation: str, bytes_: np.ndarray) -> np.ndarray:
 def measured(path: Path | None) -> Collective:
     """The all-reduce of a table; a gather and a scatter are its halves, as of a ring."""
     if path is None or not path.is_file():
-        raise InputError(f"{path}: no such file; the run has an exchange, so give its measured all-reduce with --exchange")
+        raise InputError(
+            f"{path}: no such file; the run has an exchange, so give its measured all-reduce with --exchange"
+        )
     columns = read_columns(path)
     of = (columns["num_gpus"] == 2) & (columns["op_name"] == "all_reduce") & (columns["kernel_source"] == GRAPH)
     if not of.any():
@@ -60,7 +62,7 @@ def measured(path: Path | None) -> Collective:
 
 
 class OfVersion(Kernels):
-    """Kernels whose exchanges are those of one version of the engine, a gather and a scatter halves of an all-reduce."""
+    """Kernels with the all-reduce of one version of the engine, of which a gather and a scatter are halves."""
 
     def __init__(self, file: KernelFile, version: str) -> None:
         super().__init__(file, "vllm")

@@ -4,8 +4,8 @@
     python studies/serving/study.py recorded --run DIR --profile DIR [--exchange FILE] [--model config.json]
 
 Writes recorded.csv, measured and told times with each part left out in turn, and requests.csv, those of every request.
-A run has `vllm/meta.json`, `vllm/requests.jsonl` and `config.json`; a profile has LLMServingSim's layout. About a minute
-on two cores, nearly all of it compiling the simulator and the shipped kernels. See README.md.
+A run has `vllm/meta.json`, `vllm/requests.jsonl` and `config.json`; a profile has LLMServingSim's layout. About a
+minute on two cores, nearly all of it compiling the simulator and the shipped kernels. See README.md.
 """
 
 import argparse
@@ -32,10 +32,8 @@ Row = dict[str, object]
 
 def told(run: Run, table: StepTable) -> Waited:
     """What users of the run would wait by a table, counted as it was measured."""
-    served = serve(run.requests, run.fleet, table, steps=True)
-    st = served.steps.start
-    queued = st[np.minimum(np.searchsorted(st, served.sent), len(st) - 1)]
-    return waited(queued, served.first_token, served.finish, run.requests.output)
+    served = serve(run.requests, run.fleet, table)
+    return waited(served.queued, served.first_token, served.finish, run.requests.output)
 
 
 def statistics(seconds: np.ndarray) -> dict[str, float]:
@@ -121,8 +119,12 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=SHARED, metavar="FOLDER", help="has measured/")
     parser.add_argument("--run", type=Path, metavar="DIR", help="one run, in place of those of --shared")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="its kernels")
-    parser.add_argument("--exchange", type=Path, metavar="FILE", help="vLLM's all-reduce, measured; of --shared unless said")
-    parser.add_argument("--model", type=Path, metavar="FILE", help="config.json of a model that is not known by its name")
+    parser.add_argument(
+        "--exchange", type=Path, metavar="FILE", help="vLLM's all-reduce, measured; of --shared unless said"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="config.json of a model that is not known by its name"
+    )
     options = parser.parse_args()
     if (options.run is None) != (options.profile is None):
         parser.error("--run and --profile go together; give both")

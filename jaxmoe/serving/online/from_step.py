@@ -13,6 +13,7 @@ from jaxmoe.serving.online.step_table import StepTable, Term
 from jaxmoe.serving.step import ModelStep, StepLoad
 
 Sizes = Float[np.ndarray, " G"]
+Contexts = Float[np.ndarray, " C"]
 HEAD, COMMON = "head", ("experts", "exchange")
 ATTENTION = ("decode attention", "prefill attention")
 SIZES = np.unique(np.rint(2 ** np.arange(0, 14.01, 0.25)))  # tokens
@@ -25,10 +26,10 @@ def step_table(
     step: ModelStep,
     padding: Padding = NONE,
     sizes: Sizes = SIZES,
-    contexts: Sizes = CONTEXTS,
+    contexts: Contexts = CONTEXTS,
     mixed_rows: int | None = None,
 ) -> StepTable:
-    """What `step` takes, exact for batches on the grid of `sizes` and `contexts` where ranks have equal ones.
+    """What `step` takes, exact for batches on the grid of `sizes` and `contexts`, from 0, where ranks have equal ones.
 
     Tokens of a prompt after others of it take what the whole takes longer than these others, and at least what they
     would take alone. `mixed_rows` is for backends that read prompts and decode in one kernel for both: so many rows of
@@ -63,24 +64,21 @@ def _parts(step: ModelStep, tokens: Sizes) -> dict[str, Sizes]:
     return _numbers(step, StepLoad(tokens, 1.0))
 
 
-def _decode(step: ModelStep, decoding: Sizes, contexts: Sizes) -> Float[np.ndarray, "decoding context"]:
+def _decode(step: ModelStep, decoding: Sizes, contexts: Contexts) -> Float[np.ndarray, "rows contexts"]:
     seconds = _numbers(step, StepLoad(decoding[:, None], np.maximum(contexts, 1.0)))["decode attention"]
     return np.concatenate([np.zeros((1, len(contexts))), seconds])
 
 
-def _prefill(step: ModelStep, tokens: Sizes, before: Sizes) -> Float[np.ndarray, "tokens before"]:
+def _prefill(step: ModelStep, tokens: Sizes, before: Contexts) -> Float[np.ndarray, "rows contexts"]:
     whole = tokens[:, None] + before
     read = _numbers(step, StepLoad(0.0, 1.0, whole, whole))["prefill attention"]
     known = np.maximum(before, 1.0)
     earlier = np.where(before > 0, _numbers(step, StepLoad(0.0, 1.0, known, known))["prefill attention"], 0.0)
-    alone = read[:, :1] - earlier[0]
-    return np.concatenate([np.zeros((1, len(before))), np.maximum(read - earlier, alone)])
+    return np.concatenate([np.zeros((1, len(before))), np.maximum(read - earlier, read[:, :1])])
 
 
-def _mixed(
-    step: ModelStep, rows: int, decoding: Sizes, contexts: Sizes
-) -> Float[np.ndarray, "decoding context"]:
-    """So many rows of a prompt of each sequence after its context, as far as they are more than a launch."""
+def _mixed(step: ModelStep, rows: int, decoding: Sizes, contexts: Contexts) -> Float[np.ndarray, "rows contexts"]:
+    """So many rows of a prompt of each sequence after its context."""
     many = np.maximum(decoding, 1.0)[:, None]
     known = np.maximum(contexts, 1.0)
     whole = known + rows

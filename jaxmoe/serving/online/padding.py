@@ -23,7 +23,7 @@ class Padding:
 
     sizes: tuple[int, ...] = ()
 
-    def points(self, sizes: Sizes) -> Sizes:
+    def points(self, sizes: Sizes) -> Float[np.ndarray, " P"]:
         """Sizes for a table that is exact for whole tokens where they are padded: there, the ends of each stretch."""
         if not self.sizes:
             return sizes
