@@ -16,24 +16,29 @@ from jaxmoe.serving.kernels import Given, Kernels, Seconds
 from jaxmoe.serving.online.from_profile import Collective, profile_table
 from jaxmoe.serving.online.from_step import step_table
 from jaxmoe.serving.online.padding import Padding, graph_sizes
-from jaxmoe.serving.online.profile import Profile, onto
+from jaxmoe.serving.online.profile import Curve, Profile
 from jaxmoe.serving.online.step_table import StepTable
 from jaxmoe.serving.step import ModelStep
 
 KERNELS = {"RTXPRO6000": "rtx_pro_6000_server"}  # whose fitted kernels jaxmoe ships, by LLMServingSim's name of it
 GRAPH = "vLLM_custom_graph"  # an all-reduce inside a CUDA graph
+SOURCES, OPERATIONS = (GRAPH, "NCCL"), ("all_reduce", "all_gather", "reduce_scatter")
+MILLI = 1e-3
 ELEMENT_BYTES = 2
 TILE_ROWS = 128  # of FlashAttention 2 with heads of 128: a query that decodes beside a prompt fills one alone
+Named = tuple[str, StepTable]
 
 
-def tables_of(run: Run, profile: Profile, exchange: Path | None) -> Iterator[tuple[str, StepTable]]:
-    """Names and tables: as it is, then without one part each, then the shipped machine in place of the profile."""
-    padding = Padding(graph_sizes(run.fleet.engine.seats))
+def tables_of(run: Run, profile: Profile, exchange: Path | None, other: Path | None = None) -> Iterator[Named]:
+    """Names and tables: as it is, then with one part left out or by `other` exchanges, then the shipped machine."""
+    padding, parallel = Padding(graph_sizes(run.fleet.engine.seats)), run.deployment.devices > 1
     laid = (profile, run.model, run.deployment)
-    collective = nothing if run.deployment.devices == 1 else measured(exchange)
+    collective = measured(exchange) if parallel else nothing
     yield "profile", profile_table(*laid, collective, padding)
-    if run.deployment.devices > 1:
+    if parallel:
         yield "without exchange", profile_table(*laid, nothing, padding)
+    if parallel and other is not None and other.is_file():
+        yield f"exchange of {other.parent.name}", profile_table(*laid, measured(other), padding)
     yield "contexts equally long", profile_table(*laid, collective, padding, skew=False)
     yield "without padding", profile_table(*laid, collective)
     if run.hardware in KERNELS:
@@ -46,19 +51,31 @@ def nothing(operation: str, bytes_: np.ndarray) -> np.ndarray:
 
 
 def measured(path: Path | None) -> Collective:
-    """The all-reduce of a table; a gather and a scatter are its halves, as of a ring."""
+    """Collectives of 2 GPUs by a table; where it has but the all-reduce, a gather and a scatter are its halves.
+
+    A ring's all-reduce is just these two. Raises `InputError` for a table that has none.
+    """
     if path is None or not path.is_file():
-        raise InputError(
-            f"{path}: no such file; the run has an exchange, so give its measured all-reduce with --exchange"
-        )
+        raise InputError(f"{path}: no such file; the run has exchanges, so give measured ones with --exchange FILE")
     columns = read_columns(path)
-    of = (columns["num_gpus"] == 2) & (columns["op_name"] == "all_reduce") & (columns["kernel_source"] == GRAPH)
-    if not of.any():
-        raise InputError(f"{path}: has no all_reduce of 2 GPUs by {GRAPH}; give a table of vLLM's custom all-reduce")
-    order = np.argsort(columns["message_size"][of])
-    sizes = columns["message_size"][of][order] * ELEMENT_BYTES
-    seconds = columns["latency"][of][order] * 1e-3
-    return lambda operation, bytes_: onto(sizes, seconds, bytes_) / (1 if operation == "all_reduce" else 2)
+    kept = (columns["num_gpus"].astype(int) == 2) & np.isin(columns["kernel_source"], SOURCES)
+    kept &= columns.get("nccl_dtype", np.full(len(kept), "half")) == "half"
+    curves = {name: _curve(columns, kept & (columns["op_name"] == name)) for name in OPERATIONS}
+    if curves["all_reduce"] is None:
+        raise InputError(f"{path}: has no all_reduce of 2 GPUs by {' or '.join(SOURCES)}; give a table that has")
+
+    def seconds(operation: str, bytes_: np.ndarray) -> np.ndarray:
+        own = curves[operation]
+        return curves["all_reduce"].at(bytes_) / 2 if own is None else own.at(bytes_)
+
+    return seconds
+
+
+def _curve(columns: dict[str, np.ndarray], rows: np.ndarray) -> Curve | None:
+    """Seconds by bytes; none without rows."""
+    sizes, times = (columns[name][rows].astype(float) for name in ("message_size", "latency"))
+    order = np.argsort(sizes)
+    return Curve(sizes[order] * ELEMENT_BYTES, times[order] * MILLI) if rows.any() else None
 
 
 class OfVersion(Kernels):

@@ -79,7 +79,7 @@ def recorded(pairs: Iterable[tuple[Path, Path]], options: argparse.Namespace, ou
     for folder, kernels in pairs:
         run = read_run(folder, options.model)
         profile = read_profile(kernels, run.deployment.tensor)
-        for name, table in tables_of(run, profile, options.exchange or _exchange(options.shared, run.version)):
+        for name, table in tables_of(run, profile, *_exchanges(options, run.version)):
             found = told(run, table)
             if name == "profile":
                 requests += by_request(run, found)
@@ -90,10 +90,12 @@ def recorded(pairs: Iterable[tuple[Path, Path]], options: argparse.Namespace, ou
     print(f"tables are in {out}")
 
 
-def _exchange(shared: Path, version: str) -> Path:
-    """The all-reduce of this version of vLLM on the GPUs of the recorded runs."""
-    folder = shared / "measured" / "gpu" / "rtx_pro_6000_server" / "comm" / f"vllm_{version}"
-    return folder / "custom_allreduce_perf.parquet"
+def _exchanges(options: argparse.Namespace, version: str) -> tuple[Path, Path | None]:
+    """Measured exchanges on the GPUs of the recorded runs: of this version of vLLM, and of NCCL on another node."""
+    if options.exchange:
+        return options.exchange, None
+    folder = options.shared / "measured" / "gpu" / "rtx_pro_6000_server" / "comm"
+    return folder / f"vllm_{version}" / "custom_allreduce_perf.parquet", folder / "nccl_2.29.2" / "nccl_perf.parquet"
 
 
 def _show(run: Run, name: str, rows: Iterable[Row]) -> None:
