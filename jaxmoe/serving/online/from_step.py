@@ -92,11 +92,11 @@ def _numbers(step: ModelStep, load: StepLoad) -> dict[str, Float[np.ndarray, "..
     shape = np.broadcast_shapes(*(np.shape(number) for number in load))
     rows = [np.broadcast_to(np.asarray(number, np.float32), shape).ravel() for number in load]
     count = rows[0].size
-    rows = [np.append(row, np.repeat(row[-1:], -count % AT_ONCE)).reshape(-1, AT_ONCE) for row in rows]
+    whole = [np.append(row, np.repeat(row[-1:], -count % AT_ONCE)).reshape(-1, AT_ONCE) for row in rows]
     price = _priced(step)
-    found = [price(StepLoad(*batch)) for batch in zip(*rows, strict=True)]
-    whole = {name: np.concatenate([each[name] for each in found])[:count] for name in found[0]}
-    return {name: each.astype(float).reshape(shape) for name, each in whole.items()}
+    found = [price(StepLoad(*batch)) for batch in zip(*whole, strict=True)]
+    parts = {name: np.concatenate([each[name] for each in found])[:count] for name in found[0]}
+    return {name: each.astype(float).reshape(shape) for name, each in parts.items()}
 
 
 @lru_cache(maxsize=4)

@@ -202,8 +202,8 @@ def _skew(path: Path) -> Grid | None:
     chunks, counts = (np.unique([key[axis] for key in found]) for axis in range(2))
     rows = []
     for chunk in chunks:
-        known = {count: _median(lines) for (of, count), lines in found.items() if of == chunk}
-        rows.append(np.interp(counts, *zip(*sorted(known.items()), strict=True)))
+        known = sorted((count, _median(lines)) for (of, count), lines in found.items() if of == chunk)
+        rows.append(np.interp(counts, [count for count, _ in known], [part for _, part in known]))
     return Grid((chunks, counts), np.array(rows)) if rows else None
 
 
