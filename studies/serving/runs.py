@@ -88,7 +88,7 @@ def read_run(folder: Path, config: Path | None = None) -> Run:
 
 
 def waited(queued: np.ndarray, first: np.ndarray, last: np.ndarray, output: np.ndarray) -> Waited:
-    """What users waited, by three moments of each request and its tokens."""
+    """Waiting times by three moments of each request and its tokens."""
     return Waited(first - queued, (last - first) / np.maximum(output - 1, 1), last - queued)
 
 

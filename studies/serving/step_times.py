@@ -16,7 +16,7 @@ from jaxmoe.serving.kernels import Given, Kernels, Seconds
 from jaxmoe.serving.online.from_profile import Collective, profile_table
 from jaxmoe.serving.online.from_step import step_table
 from jaxmoe.serving.online.padding import Padding, graph_sizes
-from jaxmoe.serving.online.profile import Curve, Profile
+from jaxmoe.serving.online.profile import Curve, KernelProfile
 from jaxmoe.serving.online.step_table import StepTable
 from jaxmoe.serving.step import ModelStep
 
@@ -29,7 +29,7 @@ TILE_ROWS = 128  # of FlashAttention 2 with heads of 128: a query that decodes b
 Named = tuple[str, StepTable]
 
 
-def tables_of(run: Run, profile: Profile, exchange: Path | None, other: Path | None = None) -> Iterator[Named]:
+def tables_of(run: Run, profile: KernelProfile, exchange: Path | None, other: Path | None = None) -> Iterator[Named]:
     """Names and tables: as it is, then with one part left out or by `other` exchanges, then the shipped machine."""
     padding, parallel = Padding(graph_sizes(run.fleet.engine.seats)), run.deployment.devices > 1
     laid = (profile, run.model, run.deployment)

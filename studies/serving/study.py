@@ -31,7 +31,7 @@ Row = dict[str, object]
 
 
 def told(run: Run, table: StepTable) -> Waited:
-    """What users of the run would wait by a table, counted as it was measured."""
+    """Waiting times of the run by a table, counted as they were measured."""
     served = serve(run.requests, run.fleet, table)
     return waited(served.queued, served.first_token, served.finish, run.requests.output)
 

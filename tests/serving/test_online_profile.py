@@ -226,3 +226,5 @@ def test_experts_that_a_profile_cannot_have(tmp_path):
     folder = written(tmp_path / "other", dense=without_ffn())
     with pytest.raises(InputError, match="expert_ranks is 1; expected 2"):
         table(folder, EXPERTS, Deployment("vllm", 1, 2, 1))
+    with pytest.raises(InputError, match=r"tensor is 2 and deployment\.data 2; expected 1 for one"):
+        table(folder, EXPERTS, Deployment("vllm", 2, 2, 4))

@@ -13,7 +13,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.models import MoEModel
 from jaxmoe.serving.deployment import Deployment, check_deployment
 from jaxmoe.serving.online.padding import Padding
-from jaxmoe.serving.online.profile import Grid, Profile, onto
+from jaxmoe.serving.online.profile import Grid, KernelProfile, onto
 from jaxmoe.serving.online.step_table import StepTable, Term
 
 Sizes = Float[np.ndarray, " G"]
@@ -30,7 +30,7 @@ NONE = Padding()
 
 
 def profile_table(
-    profile: Profile,
+    profile: KernelProfile,
     model: MoEModel,
     deployment: Deployment,
     collective: Collective,
@@ -50,15 +50,16 @@ def profile_table(
         *_attention(profile, layers, skew),
         Term("head", ("sequences",), (sequences,), _sum(profile, SEQUENCE, sequences)),
     ]
-    if model.moe_layer_ids:
-        terms.append(padding.common("experts", points, deployment.data, partial(_experts, profile, model, deployment)))
+    if model.moe_layer_ids and profile.experts is not None:
+        seconds = partial(_experts, profile.experts, model, deployment)
+        terms.append(padding.common("experts", points, deployment.data, seconds))
     if deployment.devices > 1:
         seconds = partial(_exchange, model, deployment, collective)
         terms.append(padding.common("exchange", points, deployment.data, seconds))
     return StepTable(tuple(terms))
 
 
-def _check(profile: Profile, model: MoEModel, deployment: Deployment) -> None:
+def _check(profile: KernelProfile, model: MoEModel, deployment: Deployment) -> None:
     dense = DENSE if model.num_dense_layers else ()
     needed = (*ONCE, *LAYER, *dense, *SEQUENCE)
     if missing := [name for name in needed if name not in profile.kernels]:
@@ -69,19 +70,26 @@ def _check(profile: Profile, model: MoEModel, deployment: Deployment) -> None:
             f"{', '.join((*needed, *OPTIONAL))}. Take the profile of this model"
         )
     if model.moe_layer_ids and profile.experts is None:
-        raise InputError(f"the profile of {profile.model} has no moe.csv, but {model.name} has experts; profile them too")
+        raise InputError(
+            f"the profile of {profile.model} has no moe.csv, but {model.name} has experts; profile them too"
+        )
     if model.moe_layer_ids and deployment.expert_ranks < deployment.devices:
         raise InputError(
             f"deployment.expert_ranks is {deployment.expert_ranks}; expected {deployment.devices}, all GPUs: profiles "
             "have whole experts alone"
         )
+    if deployment.tensor > 1 and deployment.data > 1:
+        raise InputError(
+            f"deployment.tensor is {deployment.tensor} and deployment.data {deployment.data}; expected 1 for one of "
+            "them, as sums over some of the GPUs are not priced"
+        )
 
 
-def _sum(profile: Profile, names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
+def _sum(profile: KernelProfile, names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
     return np.sum([profile.kernels[name].at(sizes) for name in names], axis=0)
 
 
-def _dense(profile: Profile, model: MoEModel, tokens: np.ndarray) -> np.ndarray:
+def _dense(profile: KernelProfile, model: MoEModel, tokens: np.ndarray) -> np.ndarray:
     """Seconds of all kernels that take tokens alone."""
     names = [name for name, times in LAYER.items() for _ in range(times)]
     names += [name for name in OPTIONAL if name in profile.kernels]
@@ -90,7 +98,7 @@ def _dense(profile: Profile, model: MoEModel, tokens: np.ndarray) -> np.ndarray:
     return layer + dense + _sum(profile, ONCE, tokens)
 
 
-def _attention(profile: Profile, layers: int, skew: bool) -> list[Term]:
+def _attention(profile: KernelProfile, layers: int, skew: bool) -> list[Term]:
     """Attention between that of contexts of the mean length and that of contexts of the longest."""
     names = ("prefill", "prefill_context", "decoding")
     axes, seconds = profile.attention.axes, layers * profile.attention.values
@@ -115,14 +123,13 @@ def _skew(skew: Grid, chunks: np.ndarray, decoding: np.ndarray) -> np.ndarray:
     return found
 
 
-def _experts(profile: Profile, model: MoEModel, deployment: Deployment, tokens: Sizes) -> Sizes:
+def _experts(experts: Grid, model: MoEModel, deployment: Deployment, tokens: Sizes) -> Sizes:
     """All layers' experts of a GPU, which has an equal part of all choices."""
-    assert profile.experts is not None  # checked before
     ranks = deployment.expert_ranks
     own = model.num_experts / ranks
     chosen = own * (1 - (1 - model.top_k / model.num_experts) ** tokens)
-    sizes, active = profile.experts.axes
-    by_active = onto(sizes, profile.experts.values, tokens / ranks)
+    sizes, active = experts.axes
+    by_active = onto(sizes, experts.values, tokens / ranks)
     seconds = [onto(active, row, np.array([count]))[0] for row, count in zip(by_active, chosen, strict=True)]
     return len(model.moe_layer_ids) * np.array(seconds)
 

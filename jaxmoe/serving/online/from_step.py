@@ -29,7 +29,7 @@ def step_table(
     contexts: Contexts = CONTEXTS,
     mixed_rows: int | None = None,
 ) -> StepTable:
-    """What `step` takes, exact for batches on the grid of `sizes` and `contexts`, from 0, where ranks have equal ones.
+    """Seconds of `step`, exact for batches on the grid of `sizes` and `contexts`, from 0, where ranks have equal ones.
 
     Tokens of a prompt after others of it take what the whole takes longer than these others, and at least what they
     would take alone. `mixed_rows` is for backends that read prompts and decode in one kernel for both: so many rows of

@@ -38,7 +38,7 @@ class Padding:
         return np.where(tokens <= self.sizes[-1], up, tokens)
 
     def common(self, name: str, points: Sizes, ranks: int, seconds: Callable[[Sizes], Sizes]) -> Term:
-        """What `ranks` do together, which takes so long for the tokens of all of them.
+        """The term of a part that `ranks` do together, by its seconds for the tokens of all of them.
 
         `points` are tokens of a rank. Where the fullest rank is padded, all have as many tokens as it then has.
         """

@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class KernelProfile:
     """Kernels of a layer of a model on one of the GPUs that it is cut over.
 
     `attention` is over tokens of a prompt that is read, tokens before them, sequences that decode, and tokens of
@@ -61,7 +61,7 @@ class Profile:
     skew: Grid | None
 
 
-def read_profile(folder: Path, tensor: int) -> Profile:
+def read_profile(folder: Path, tensor: int) -> KernelProfile:
     """The profile of a model that is cut over `tensor` GPUs; `folder` has `meta.yaml`, or one folder that has it.
 
     Raises `InputError` for what is missing, and for a table that is not as it should be, with its row.
@@ -73,7 +73,7 @@ def read_profile(folder: Path, tensor: int) -> Profile:
         raise InputError(f"{part}: no such folder; measured are {known}. Take one of these, or profile this one too")
     kernels = _curves(part / "dense.csv", "tokens") | _curves(part / "per_sequence.csv", "sequences")
     moe, skew = part / "moe.csv", part / "skew_fit.csv"
-    return Profile(
+    return KernelProfile(
         model=_model(folder / "meta.yaml"),
         kernels=kernels,
         attention=_attention(part / "attention.csv"),
