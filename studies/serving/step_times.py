@@ -33,12 +33,13 @@ def tables_of(run: Run, profile: KernelProfile, exchange: Path | None, other: Pa
     """Names and tables: as it is, then with one part left out or by `other` exchanges, then the shipped machine."""
     padding, parallel = Padding(graph_sizes(run.fleet.engine.seats)), run.deployment.devices > 1
     laid = (profile, run.model, run.deployment)
-    collective = measured(exchange) if parallel else nothing
+    collective = measured(exchange, run.deployment.devices) if parallel else nothing
     yield "profile", profile_table(*laid, collective, padding)
     if parallel:
         yield "without exchange", profile_table(*laid, nothing, padding)
     if parallel and other is not None and other.is_file():
-        yield f"exchange of {other.parent.name}", profile_table(*laid, measured(other), padding)
+        elsewhere = measured(other, run.deployment.devices)
+        yield f"exchange of {other.parent.name}", profile_table(*laid, elsewhere, padding)
     yield "contexts equally long", profile_table(*laid, collective, padding, skew=False)
     yield "without padding", profile_table(*laid, collective)
     if run.hardware in KERNELS:
@@ -50,19 +51,19 @@ def nothing(operation: str, bytes_: np.ndarray) -> np.ndarray:
     return np.zeros_like(bytes_)
 
 
-def measured(path: Path | None) -> Collective:
-    """Collectives of 2 GPUs by a table; where it has but the all-reduce, a gather and a scatter are its halves.
+def measured(path: Path | None, ranks: int) -> Collective:
+    """Collectives of so many GPUs by a table; where it has but the all-reduce, a gather and a scatter are its halves.
 
     A ring's all-reduce is just these two. Raises `InputError` for a table that has none.
     """
     if path is None or not path.is_file():
         raise InputError(f"{path}: no such file; the run has exchanges, so give measured ones with --exchange FILE")
     columns = read_columns(path)
-    kept = (columns["num_gpus"].astype(int) == 2) & np.isin(columns["kernel_source"], SOURCES)
+    kept = (columns["num_gpus"].astype(int) == ranks) & np.isin(columns["kernel_source"], SOURCES)
     kept &= columns.get("nccl_dtype", np.full(len(kept), "half")) == "half"
     curves = {name: _curve(columns, kept & (columns["op_name"] == name)) for name in OPERATIONS}
     if curves["all_reduce"] is None:
-        raise InputError(f"{path}: has no all_reduce of 2 GPUs by {' or '.join(SOURCES)}; give a table that has")
+        raise InputError(f"{path}: has no all_reduce of {ranks} GPUs by {' or '.join(SOURCES)}; give a table that has")
 
     def seconds(operation: str, bytes_: np.ndarray) -> np.ndarray:
         own = curves[operation]

@@ -95,11 +95,13 @@ def test_a_gather_and_a_scatter_are_halves_of_an_all_reduce(modules, tmp_path):
     head = "op_name,kernel_source,num_gpus,message_size,latency"
     rows = ["all_reduce,vLLM_custom_graph,2,100,0.5", "all_reduce,vLLM_custom_graph,2,300,1.5"]
     table.write_text("\n".join([head, *rows, "all_reduce,vLLM_custom_eager,2,100,9"]))
-    found = modules[1].measured(table)
+    found = modules[1].measured(table, 2)
     np.testing.assert_allclose(found("all_reduce", np.array([200.0, 400.0])), [0.5e-3, 1e-3])
     np.testing.assert_allclose(found("all_gather", np.array([400.0])), [0.5e-3])
     with pytest.raises(InputError, match="give measured ones with --exchange"):
-        modules[1].measured(tmp_path / "none.csv")
+        modules[1].measured(tmp_path / "none.csv", 2)
+    with pytest.raises(InputError, match="has no all_reduce of 4 GPUs"):
+        modules[1].measured(table, 4)
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -110,7 +112,7 @@ def test_recorded_runs_are_told(modules, shared, name):
     run = modules[0].read_run(folder)
     profile = read_profile(folder.with_name(f"profile_{name}"), run.deployment.tensor)
     comm = shared / "measured" / "gpu" / "rtx_pro_6000_server" / "comm"
-    exchange = modules[1].measured(comm / f"vllm_{run.version}" / "custom_allreduce_perf.parquet")
+    exchange = modules[1].measured(comm / f"vllm_{run.version}" / "custom_allreduce_perf.parquet", 2)
     padding = modules[1].Padding(modules[1].graph_sizes(run.fleet.engine.seats))
     table = profile_table(profile, run.model, run.deployment, exchange, padding)
     for row in modules[2].compared(run, "profile", modules[2].told(run, table)):

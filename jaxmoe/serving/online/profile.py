@@ -1,8 +1,8 @@
 """Kernel profiles in LLMServingSim's layout: measured seconds of each kernel of a layer, of one GPU.
 
-The layout is that of https://llmservingsim.ai/docs/profiler/output-bundle: a folder with `meta.yaml` and, for each
+The layout is told in docs/profiler/output-bundle of casys-kaist/LLMServingSim: a folder with `meta.yaml` and, for each
 number of GPUs that a layer is cut over, `tpN` with `dense.csv`, `per_sequence.csv`, `attention.csv`, `moe.csv` where
-the model has experts, and `skew_fit.csv` where contexts of unequal length were measured. Times there are in us.
+the model has experts, and `skew_fit.csv` where contexts of unequal length were measured. Times there are in µs.
 """
 
 import math
