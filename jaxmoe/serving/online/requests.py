@@ -24,10 +24,10 @@ class Requests:
     arrival: Float[np.ndarray, " R"]  # s, from the first
     prompt: Int[np.ndarray, " R"]  # tokens
     output: Int[np.ndarray, " R"]  # tokens, at least 1
-    prefix_starts: Int[np.ndarray, " R+1"] = field(default_factory=_none)
+    prefix_starts: Int[np.ndarray, " starts"] = field(default_factory=_none)  # R + 1, or none
     prefix_blocks: Int[np.ndarray, " B"] = field(default_factory=_none)
     prefix_tokens: int = 512
-    topic: Int[np.ndarray, " R"] = field(default_factory=_none)  # of its gating; empty: all the same
+    topic: Int[np.ndarray, " topics"] = field(default_factory=_none)  # of its gating; empty: all the same
 
     def __post_init__(self) -> None:
         late = np.flatnonzero(np.diff(self.arrival) < 0)
