@@ -148,6 +148,44 @@ def simulate(
 
 
 @app.command()
+@runs("serve", scenario=True)
+def serve(
+    config: options.Config,
+    out: options.Out,
+    profile: options.KernelProfile = None,
+    overrides: options.Overrides = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Serve requests over time: what users wait for, the highest rate within their limits, and what forbids more.
+
+    The scenario says which requests come and which engines serve them (section serving). Steps take what the machine's
+    fitted kernels take, or those of a profile. Requests, steps, a timeline for trace viewers and curves go to DIR.
+
+    Example: jaxmoe serve served/qwen3-30b-a3b_rtxpro6000_2 --out runs/served
+    """
+
+
+@app.command("serve rates")
+@runs("serve_rates", scenario=True, resumes=True)
+def serve_rates(
+    config: options.Config,
+    rates: options.Rates,
+    out: options.Out,
+    profile: options.KernelProfile = None,
+    overrides: options.Overrides = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Serve the same requests at several rates: what users wait for, and how many are served within their limits.
+
+    Gaps between requests are longer or shorter alike. A run that was stopped goes on where it was.
+
+    Example: jaxmoe serve rates served/qwen3-30b-a3b_rtxpro6000_2 --rates 2,4,6,8 --out runs/rates
+    """
+
+
+@app.command()
 @runs("network")
 def network(
     config: options.Hardware,

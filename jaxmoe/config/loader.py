@@ -36,6 +36,7 @@ PATHS = (
     ("hardware", "die", "gemm", "path"),
     ("system", "profile"),
     ("tuning", "topics"),
+    ("serving", "arrivals", "path"),
 )
 
 SomeSection = TypeVar("SomeSection", bound=Section)

@@ -9,6 +9,7 @@ from jaxmoe.config.composition import DIVIDING, check_network, check_together
 from jaxmoe.config.deployment import DeploymentConfig
 from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig, MeshConfig, WafersConfig
+from jaxmoe.config.serving import ServingConfig
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.errors import RuleError
@@ -246,6 +247,12 @@ class Scenario(Section):
         default=None,
         description="how the whole model is served on GPUs, as a mapping, or null for its layers alone",
         examples=[{"backend": "sglang", "tensor": 8}],
+    )
+    serving: ServingConfig | None = Field(
+        default=None,
+        description="the requests that jaxmoe serve runs through engines of the deployment, as a mapping, or null for "
+        "none",
+        examples=[{"arrivals": {"kind": "random", "rate_per_s": 4}}],
     )
     seed: Seed = Field(default=0, description="the default seed", examples=[0])
 

@@ -52,8 +52,8 @@ def deployed(scenario: Scenario) -> Deployed:
     asked, die = scenario.deployment, scenario.hardware.die
     if asked is None:
         raise OptionError(
-            "--phase is given, but the scenario has no deployment. Write for example deployment: {backend: sglang, "
-            "tensor: 8}, or --set 'deployment={backend: sglang, tensor: 8}'"
+            "the scenario has no deployment. Write for example deployment: {backend: sglang, tensor: 8}, or --set "
+            "'deployment={backend: sglang, tensor: 8}'"
         )
     if die is None or not isinstance(die.gemm, FittedGemmConfig) or die.memory_capacity_GB is None:
         raise OptionError(

@@ -8,6 +8,11 @@ from .mesh_loads import MeshPanel as MeshPanel
 from .mesh_loads import plot_mesh_loads as plot_mesh_loads
 from .network import plot_network as plot_network
 from .network import plot_traffic as plot_traffic
+from .online import Over as Over
+from .online import Wait as Wait
+from .online import plot_over_time as plot_over_time
+from .online import plot_rates as plot_rates
+from .online import plot_waits as plot_waits
 from .scatter import plot_model_vs_simulation as plot_model_vs_simulation
 from .serving import plot_serving as plot_serving
 from .timeline import GanttRow as GanttRow

@@ -35,6 +35,8 @@ SHORTER = {
     "evaluate": QUICK,
     "validate": QUICK,
     "simulate": ["--layers", "0", "--iterations", "2", "--replay", "1"],
+    "serve": ["--set", "serving.arrivals.requests=20"],
+    "serve rates": ["--set", "serving.arrivals.requests=20"],
     "network profile": ["--sizes", "1e4,1e6,1e8"],
     "trace synth": ["--tokens", "64"],
 }
@@ -43,6 +45,8 @@ LONG = (
     "tune",
     "evaluate",
     "simulate",
+    "serve",
+    "serve rates",
     "sweep",
     "trace stats",
     "trace fit",

@@ -31,12 +31,26 @@ SHORTER = tuple(
 
 
 def verb_of(name: str) -> str:
-    """`simulate` for a scenario with a system, `evaluate` for others, as configs/README.md says."""
-    return "evaluate" if load_scenario(name).system.name == "static" else "simulate"
+    """What runs a scenario, as configs/README.md says: `serve`, `simulate` for one with a system, or `evaluate`."""
+    scenario = load_scenario(name)
+    if scenario.serving is not None:
+        return "serve"
+    return "evaluate" if scenario.system.name == "static" else "simulate"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if verb_of(name) == "serve"])
+def test_a_served_scenario_keeps_its_limits_by_its_plain_command(run, name, tmp_path):
+    done = run("serve", name, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    served = load_scenario(name).serving
+    assert summary["within_limits"] >= served.limits.part
+    assert summary["highest_rate_per_s"] >= served.arrivals.rate_per_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if verb_of(name) != "serve"])
 def test_a_scenario_runs_by_its_plain_command(run, name, tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
     layer = load_scenario(name).model.moe_layer_ids.ids[0]

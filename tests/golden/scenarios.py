@@ -50,7 +50,7 @@ def tokens(batch: int, trace: int, *others: str) -> tuple[str, ...]:
 def shipped() -> dict[str, Small]:
     """Every shipped scenario by its name, made small; not those whose kernels are fitted anew with their tables."""
     names = (str(path.relative_to(CONFIGS).with_suffix("")) for path in sorted(CONFIGS.rglob("*.yaml")))
-    return {name: Small(name, *_size(name)) for name in names if not name.startswith("deployed/")}
+    return {name: Small(name, *_size(name)) for name in names if not name.startswith(("deployed/", "served/"))}
 
 
 def _size(name: str) -> tuple:

@@ -159,6 +159,8 @@ def test_another_rate_keeps_order_lengths_and_the_pattern_of_gaps():
 
 def test_a_context_over_the_models_is_told_with_its_request():
     requests = Requests(np.zeros(3), np.array([5, 90, 95]), np.array([95, 11, 10]))
-    check_lengths(requests, 105)
-    with pytest.raises(InputError, match=r"request 1 has a prompt of 90 and an output of 11 .* 100 .*, and 2 of 3"):
-        check_lengths(requests, 100)
+    check_lengths(requests, 105, "a.key")
+    with pytest.raises(
+        InputError, match=r"request 1 has a prompt of 90 and an output of 11 .* 100 .*, and 2 of 3 .*raise a.key"
+    ):
+        check_lengths(requests, 100, "a.key")

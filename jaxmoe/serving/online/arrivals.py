@@ -89,7 +89,7 @@ def mean_rate(requests: Requests) -> float:
 
 
 def at_rate(requests: Requests, rate: float) -> Requests:
-    """The same requests in the same order at another mean rate, 1/s: all gaps are longer or shorter alike.
+    """Requests in the same order at another mean rate, 1/s: all gaps are longer or shorter alike.
 
     Raises `InputError` where all come at once, which has no rate to change.
     """
@@ -102,8 +102,8 @@ def at_rate(requests: Requests, rate: float) -> Requests:
     return replace(requests, arrival=requests.arrival * (own / rate))
 
 
-def check_lengths(requests: Requests, most: int) -> None:
-    """Raise `InputError` where a prompt and its output are more than `most` tokens together."""
+def check_lengths(requests: Requests, most: int, key: str) -> None:
+    """Raise `InputError` where a prompt and its output are more than `most` tokens together; `key` would allow more."""
     tokens = requests.prompt + requests.output
     longer = np.flatnonzero(tokens > most)
     if longer.size:
@@ -111,7 +111,7 @@ def check_lengths(requests: Requests, most: int) -> None:
         raise InputError(
             f"arrivals: request {row} has a prompt of {requests.prompt[row]} and an output of {requests.output[row]} "
             f"tokens; expected {most} together at most, and {longer.size} of {len(requests)} have more. Leave them "
-            "out, or raise serving.context_tokens"
+            f"out, or raise {key}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What users wait for, and how many requests a second are served within limits.
+"""Waiting times of users, and how many requests a second are served within limits.
 
 Of request r: arrival a, first step s, first token f, last token e, and o output tokens. All times are in seconds.
 
@@ -49,7 +49,7 @@ class Waits(NamedTuple):
 
 
 def waits_of(requests: Requests, served: Served) -> Waits:
-    """What each request waits for."""
+    """Waits of each request."""
     further = np.where(requests.output > 1, requests.output - 1, np.nan)
     return Waits(
         served.scheduled - served.sent,

@@ -15,7 +15,7 @@ from jaxmoe.serving.online.requests import Requests
 
 
 class Layout(NamedTuple):
-    """What a layout calls the arrival of a request, and its tokens; one unit of its clock is so many `seconds`.
+    """Columns of a layout: the arrival of a request, and its tokens. One unit of its clock is so many `seconds`.
 
     `blocks` is the column of the names of its prompt's blocks. Rows of a layout that is not `by_time` are sorted.
     """

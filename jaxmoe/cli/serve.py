@@ -1,0 +1,176 @@
+"""`jaxmoe serve`: requests over time through the engines of a scenario, what users wait for, and what forbids more."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from jaxmoe.cli.comparison_output import WIDTH, new_table, print_table, print_warnings
+from jaxmoe.cli.serve_files import over_time, request_rows, step_rows, timeline
+from jaxmoe.cli.session import Interrupts, OutputFolder
+from jaxmoe.config import Scenario, load_scenario, resolved
+from jaxmoe.config.serving import RandomArrivals
+from jaxmoe.experiment.serving import Serving, answers, check_drains, serving_of
+from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.files import atomic_write, write_table
+from jaxmoe.report import Wait, plot_over_time, plot_waits
+from jaxmoe.report.style import aligned, digits, time_unit
+from jaxmoe.serving.online.capacity import Forbids, drained_rate, what_binds
+from jaxmoe.serving.online.metrics import PERCENTILES, distribution, gaps_between, waits_of
+from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.served import Served
+
+TOLERANCE = 0.01  # of the highest rate
+WAITS = {
+    "queue": "until the first step",
+    "first_token": "time to first token",
+    "per_token": "time per token",
+    "between": "from token to token",
+    "end_to_end": "end to end",
+}
+
+
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    overrides: list[str] | None,
+    profile: Path | None,
+) -> None:
+    """Serve the scenario's requests, at their rate and at others up to the highest that keeps the limits."""
+    with StageTimer() as clock:
+        with clock.stage("load"):
+            scenario = load_scenario(config, overrides or ())
+            serving = serving_of(scenario, profile)
+        with clock.stage("serve"):
+            requests, served = serving.at(token_times=True, steps=True)
+            assert scenario.serving is not None
+            if isinstance(scenario.serving.arrivals, RandomArrivals):
+                check_drains(serving, scenario.serving.arrivals, served)
+        interrupts.check()
+        with clock.stage("highest rate"):
+            highest = serving.highest_rate(TOLERANCE, interrupts.check)
+            forbids = None
+            if highest is not None and 0 < highest < math.inf:
+                forbids = serving.forbids(highest * (1 + TOLERANCE))
+        with clock.stage("draw and write"):
+            _draw(folder, scenario, serving, served)
+            _write(folder, serving, requests, served)
+        report = _report(serving, requests, served, highest, forbids)
+        summary = {"command": "serve", "scenario": resolved(scenario), **surroundings(), **report}
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+    _print_waits(scenario, report)
+    _print_served(serving, report)
+    _print_binds(report)
+    _print_rate(serving, highest, forbids)
+    print_warnings(_notes(serving, requests, served))
+
+
+def _report(
+    serving: Serving, requests: Requests, served: Served, highest: float | None, forbids: Forbids | None
+) -> dict[str, Any]:
+    assert served.steps is not None
+    told = answers(serving, requests, served)
+    between = distribution(gaps_between(served))
+    waits = told["waits_s"] | {"between": between}
+    return told | {
+        "waits_s": {name: waits[name] for name in WAITS},
+        "steps": len(served.steps.start),
+        "binds": what_binds(served.steps, serving.fleet),
+        "highest_rate_per_s": None if highest is None or math.isinf(highest) else highest,
+        "forbids_more": None if forbids is None else forbids._asdict(),
+    }
+
+
+def _notes(serving: Serving, requests: Requests, served: Served) -> list[str]:
+    most = drained_rate(served)
+    if most is None:
+        return []
+    return [f"the queue grows as long as requests come: these engines drain {digits(most)} requests/s"]
+
+
+def _write(folder: OutputFolder, serving: Serving, requests: Requests, served: Served) -> None:
+    assert served.steps is not None
+    write_table(folder.target("requests.csv"), request_rows(requests, served, serving.limits), digits=9)
+    write_table(folder.target("steps.csv"), step_rows(served.steps), digits=9)
+    with atomic_write(folder.target("timeline.json")) as aside:
+        aside.write_text(json.dumps(timeline(served, serving.fleet), separators=(",", ":")), encoding="utf-8")
+
+
+def _draw(folder: OutputFolder, scenario: Scenario, serving: Serving, served: Served) -> None:
+    requests, limits = serving.requests, serving.limits
+    waits = waits_of(requests, served)
+    title = f"{scenario.name}: {len(requests)} requests"
+    time, engines, panels = over_time(requests, served, serving.fleet)
+    plot_over_time(folder.target("over_time.png"), time, engines, panels, f"{title} over time")
+    shown = {
+        WAITS["first_token"]: Wait(waits.first_token, _finite(limits.first_token)),
+        WAITS["per_token"]: Wait(waits.per_token, _finite(limits.per_token)),
+        WAITS["end_to_end"]: Wait(waits.end_to_end),
+    }
+    plot_waits(folder.target("waits.png"), shown, f"{title}, what they wait for")
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+# For people.
+
+
+def _print_waits(scenario: Scenario, report: dict[str, Any]) -> None:
+    heads = ("", "mean", *(f"p{at}" for at in PERCENTILES))
+    table = new_table(f"{scenario.name}: {report['requests']} requests", "", heads)
+    for name, told in WAITS.items():
+        if (values := report["waits_s"][name]) is None:
+            continue
+        factor, unit = time_unit(values["p50"] or values["mean"])
+        table.add_row(told, unit, *aligned(value * factor for value in values.values()))
+    print_table(table)
+
+
+def _print_served(serving: Serving, report: dict[str, Any]) -> None:
+    limits = serving.limits
+    table = new_table("what is served", "", ("",))
+    if report["sent_per_s"] is not None:
+        table.add_row("requests/s that come", digits(report["sent_per_s"]))
+    table.add_row("requests/s that are served", digits(report["requests_per_s"]))
+    table.add_row("output tokens/s", f"{report['output_tokens_per_s']:,.0f}")
+    table.add_row(f"requests/s within {_told(limits.first_token, limits.per_token)}", digits(report["goodput_per_s"]))
+    table.add_row("part of requests within these", f"{report['within_limits']:.1%}")
+    table.add_row("prompt tokens from the cache", f"{report['prompt_tokens_from_cache']:.1%}")
+    table.add_row("preemptions", f"{report['preemptions']}")
+    print_table(table)
+
+
+def _told(first_token: float, per_token: float) -> str:
+    limits = [f"{first_token:g} s to the first token"] if math.isfinite(first_token) else []
+    limits += [f"{per_token * 1e3:g} ms per token"] if math.isfinite(per_token) else []
+    return ", ".join(limits) or "any time"
+
+
+def _print_binds(report: dict[str, Any]) -> None:
+    table = new_table("what requests wait for", "fullest while some wait", ("part of the time of steps",))
+    for name, part in report["binds"].items():
+        if part > 0:
+            table.add_row(name, f"{part:.1%}")
+    print_table(table)
+
+
+def _print_rate(serving: Serving, highest: float | None, forbids: Forbids | None) -> None:
+    if highest is None:
+        return
+    limits = serving.limits
+    told = f"highest rate with {limits.part:.4g} of requests within {_told(limits.first_token, limits.per_token)}: "
+    if math.isinf(highest):
+        told += "any, as there are too few requests to fill the engines"
+    elif highest == 0:
+        told += "none, as a request takes longer alone"
+    else:
+        assert forbids is not None
+        told += f"{digits(highest)} requests/s; more is forbidden by {forbids.limit} ({forbids.resource})"
+    Console(width=WIDTH, highlight=False).print(escape(told), soft_wrap=True)
