@@ -17,7 +17,7 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.report import plot_serving
 from jaxmoe.report.style import aligned
-from jaxmoe.serving.closed_loop import Served, Users, serve
+from jaxmoe.serving.closed_loop import MeanWaits, Users, serve
 from jaxmoe.serving.launch import engine_options, launch_line
 from jaxmoe.serving.step import StepLoad
 from jaxmoe.units import GIGA
@@ -27,7 +27,7 @@ HIDDEN = "hidden by overlap"  # what parts have more than the step, below 0
 OWN = -1  # where the requests of the scenario's own users stand, after these
 MILLI = 1e-3
 ROUNDED = 1e-6  # of a step, below which a part is none
-Curve = tuple[Served, np.ndarray]
+Curve = tuple[MeanWaits, np.ndarray]
 
 
 def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: str, refused: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: 
     print_warnings(sorted(own.step.kernels.notes))
 
 
-def _batch(own: Deployed, phase: str, served: Served) -> StepLoad:
+def _batch(own: Deployed, phase: str, served: MeanWaits) -> StepLoad:
     """The step of a phase at every number of requests: all that decode, or one chunk of prompts alone."""
     prompt, output = float(own.users.prompt), float(own.users.output)
     if phase == "prefill":
@@ -94,7 +94,7 @@ def _draw(folder: OutputFolder, scenario: Scenario, own: Deployed, curves: dict[
     plot_serving(folder.target("throughput.png"), points, CONCURRENCIES, title)
 
 
-def _report(own: Deployed, phase: str, parts: dict[str, float], served: Served) -> dict[str, Any]:
+def _report(own: Deployed, phase: str, parts: dict[str, float], served: MeanWaits) -> dict[str, Any]:
     memory = own.memory
     return {
         "deployment": vars(own.deployment),
@@ -134,7 +134,7 @@ def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: f
     print_table(table)
 
 
-def _print_served(own: Deployed, served: Served) -> None:
+def _print_served(own: Deployed, served: MeanWaits) -> None:
     count, prompt, output = (f"{float(each):.0f}" for each in own.users[:3])
     table = new_table(f"{count} requests in flight, {prompt} tokens in, {output} out", "mean", ("",))
     table.add_row("time to first token, ms", f"{float(served.first_token[OWN]) / MILLI:.0f}")
@@ -145,7 +145,7 @@ def _print_served(own: Deployed, served: Served) -> None:
     print_table(table)
 
 
-def _limit(own: Deployed, served: Served) -> str:
+def _limit(own: Deployed, served: MeanWaits) -> str:
     decoding = float(served.decoding[OWN])
     if decoding >= float(own.users.concurrency) / own.deployment.data * (1 - 1e-6):
         return "the users in flight"

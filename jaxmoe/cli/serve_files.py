@@ -10,7 +10,7 @@ from jaxmoe.report import Over
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits, waits_of
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.served import Served, Steps
+from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.units import MICRO
 
 POINTS = 400  # of a curve over time
@@ -39,7 +39,7 @@ def request_rows(requests: Requests, served: Served, limits: Limits) -> Iterator
     return _rows(columns)
 
 
-def step_rows(steps: Steps) -> Iterator[dict[str, Any]]:
+def step_rows(steps: StepLog) -> Iterator[dict[str, Any]]:
     """A row of each step."""
     return _rows(
         {
@@ -129,7 +129,9 @@ def _blocks(engine: Engine) -> int:
     return (engine.kv_blocks or 1) * engine.ranks
 
 
-def _at(steps: Steps, engine: int, values: np.ndarray, time: Float[np.ndarray, " time"]) -> Float[np.ndarray, " time"]:
+def _at(
+    steps: StepLog, engine: int, values: np.ndarray, time: Float[np.ndarray, " time"]
+) -> Float[np.ndarray, " time"]:
     """Values of an engine's steps at these moments, nothing where it has no step then."""
     own = steps.engine == engine
     start = steps.start[own]

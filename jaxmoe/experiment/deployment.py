@@ -12,7 +12,7 @@ from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, beside, read_exchanges
 from jaxmoe.hardware.gpu.files import KernelFile, at_sheet, read_kernels
 from jaxmoe.models import MoEModel
-from jaxmoe.serving.closed_loop import BACKENDS, OVERHEADS, Backend, Overheads, Served, Users, serve
+from jaxmoe.serving.closed_loop import BACKENDS, OVERHEADS, Backend, MeanWaits, Overheads, Users, serve
 from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
 from jaxmoe.serving.gating import expert_loads
 from jaxmoe.serving.kernels import Kernels
@@ -38,7 +38,7 @@ class Deployed:
     def deployment(self) -> Deployment:
         return self.step.deployment
 
-    def serve(self) -> Served:
+    def serve(self) -> MeanWaits:
         """Waiting times of its users."""
         return serve(self.step, self.users, self.memory, self.backend, self.overheads)
 

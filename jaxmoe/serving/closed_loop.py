@@ -69,7 +69,7 @@ class Users(NamedTuple):
     requests: Given = 10.0
 
 
-class Served(NamedTuple):
+class MeanWaits(NamedTuple):
     """Means over requests: seconds to the first token and between tokens, and sequences decoding on a rank."""
 
     first_token: Seconds
@@ -118,7 +118,7 @@ def loop_of(step: ModelStep, users: Users, sequences: Given, backend: Backend) -
     return Loop(decoding, output, prompt / chunk, alone, read, waiting, jnp.asarray(backend.mixes), users.requests)
 
 
-def wait(loop: Loop, overheads: Overheads) -> Served:
+def wait(loop: Loop, overheads: Overheads) -> MeanWaits:
     """Waiting times of a loop with the constants of a backend."""
     own = loop.step + overheads.step
     reading = loop.chunks * (loop.read * overheads.prompts + jnp.where(loop.mixes, own, overheads.step))
@@ -130,9 +130,9 @@ def wait(loop: Loop, overheads: Overheads) -> Served:
     queue = busy / (2 * (1 - busy)) * reading + own / 2
     burst = others / 2 * added / loop.requests
     seat = loop.waiting * loop.output * per_token
-    return Served(overheads.request + reading + queue + burst + seat, per_token, loop.decoding)
+    return MeanWaits(overheads.request + reading + queue + burst + seat, per_token, loop.decoding)
 
 
-def serve(step: ModelStep, users: Users, memory: DeviceMemory, backend: Backend, overheads: Overheads) -> Served:
+def serve(step: ModelStep, users: Users, memory: DeviceMemory, backend: Backend, overheads: Overheads) -> MeanWaits:
     """Waiting times of users, of any common shape."""
     return wait(loop_of(step, users, memory.sequences, backend), overheads)

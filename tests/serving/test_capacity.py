@@ -11,7 +11,7 @@ from jaxmoe.serving.online.capacity import drained_rate, highest_rate, what_bind
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.served import Served, Steps
+from jaxmoe.serving.online.served import Served, StepLog
 
 
 @pytest.mark.parametrize("threshold", [0.013, 1.0, 7.3, 900.0])
@@ -52,7 +52,7 @@ def test_a_queue_that_empties_once_it_is_late_drains():
 
 
 ENGINE = Engine(token_budget=100, seats=10, ranks=2, kv_blocks=50)
-STEPS = Steps(
+STEPS = StepLog(
     engine=np.array([0, 0, 0, 0]),
     start=np.array([0.0, 1.0, 3.0, 6.0]),
     seconds=np.array([1.0, 2.0, 3.0, 4.0]),

@@ -14,7 +14,7 @@ import numpy as np
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits, waits_of
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.served import Served, Steps
+from jaxmoe.serving.online.served import Served, StepLog
 
 KEPT_UP = 0.9  # first steps for each request that comes
 FULL = 0.8  # of a resource that requests wait for
@@ -61,7 +61,7 @@ def drained_rate(served: Served) -> float | None:
     return float(most / (until - began))
 
 
-def what_binds(steps: Steps, fleet: Fleet) -> dict[str, float]:
+def what_binds(steps: StepLog, fleet: Fleet) -> dict[str, float]:
     """Parts of the time of steps: those in which requests wait, by what is fullest then, and the rest.
 
     What is fullest is told by seats, KV blocks and tokens of a step over the most that there may be, of all ranks
@@ -104,7 +104,7 @@ def what_forbids(requests: Requests, served: Served, fleet: Fleet, limits: Limit
     return Forbids("time to first token" if late else "the queue", resource if binds[resource] > 0 else STEP)
 
 
-def _fills(steps: Steps, engine: Engine) -> dict[str, np.ndarray]:
+def _fills(steps: StepLog, engine: Engine) -> dict[str, np.ndarray]:
     fills = {
         "seats": steps.running / (engine.seats * engine.ranks),
         "token budget": steps.tokens / (engine.token_budget * engine.ranks),

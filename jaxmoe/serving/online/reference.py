@@ -12,7 +12,7 @@ import numpy as np
 from jaxmoe.serving.online.engine import Engine, Fleet, Router
 from jaxmoe.serving.online.reference_rank import Job, Rank
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.served import Served, Steps
+from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
 
 ALL_TOKENS, MOST_TOKENS = FEATURES.index("all_tokens"), FEATURES.index("most_tokens")
@@ -187,5 +187,5 @@ class _Simulation:
             preemptions=self.preemptions,
             token_starts=np.concatenate([[0], np.cumsum([len(times) for times in self.tokens])]),
             token_times=np.concatenate(self.tokens) if self.tokens else np.zeros(0),
-            steps=Steps(engine, steps[:, 1], steps[:, 2], tokens, running, waiting, kv_blocks),
+            steps=StepLog(engine, steps[:, 1], steps[:, 2], tokens, running, waiting, kv_blocks),
         )

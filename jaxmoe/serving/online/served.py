@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class StepLog:
     """Steps of all engines in the order of their start, then of their engines. Counts are sums over ranks.
 
     Engines of a decode pool are counted after the others.
@@ -42,4 +42,4 @@ class Served:
     preemptions: Int[np.ndarray, " R"]
     token_starts: Int[np.ndarray, " starts"]  # R + 1, or none
     token_times: Float[np.ndarray, " T"]
-    steps: Steps | None = None
+    steps: StepLog | None = None

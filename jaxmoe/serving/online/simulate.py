@@ -30,7 +30,7 @@ from jaxmoe.serving.online.kv_blocks import (
 )
 from jaxmoe.serving.online.packed_table import pack
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.served import Served, Steps
+from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
 
 LOG = 1 << 16  # steps that are logged at a time
@@ -88,12 +88,12 @@ def serve(
     )
 
 
-def _steps(logged: Sequence[tuple[Int[np.ndarray, "L 5"], Float[np.ndarray, "L 2"]]]) -> Steps:
+def _steps(logged: Sequence[tuple[Int[np.ndarray, "L 5"], Float[np.ndarray, "L 2"]]]) -> StepLog:
     numbers, times = (np.concatenate(each) for each in zip(*logged, strict=True))
     order = np.lexsort((numbers[:, 0], times[:, 0]))
     engine, tokens, running, waiting, kv_blocks = numbers[order].T
     start, seconds = times[order].T
-    return Steps(engine, start, seconds, tokens, running, waiting, kv_blocks)
+    return StepLog(engine, start, seconds, tokens, running, waiting, kv_blocks)
 
 
 def _clock(requests: Requests, fleet: Fleet, engines: Sequence[Engine]) -> Clock:
