@@ -7,7 +7,7 @@ import pytest
 from kernels_by_hand import kernel_file
 
 from jaxmoe.models import GroupedQueryAttention, MoEModel
-from jaxmoe.serving.deployment import Deployment
+from jaxmoe.serving.deployment import Deployment, DeploymentError
 from jaxmoe.serving.gating import expert_loads
 from jaxmoe.serving.kernels import Kernels
 from jaxmoe.serving.online.from_step import step_table
@@ -112,3 +112,16 @@ def test_small_steps_are_padded(step, table):
     rest = table.seconds(batch(8, 64)) - heads[1] - attention[1]
     own = StepTable(tuple(term for term in padded.terms if term.name not in ("head", "decode attention")))
     assert own.seconds(batch(5, 64)) == pytest.approx(rest, rel=1e-4)
+
+
+def test_kernels_that_overlap_are_refused():
+    deployment = Deployment("sglang", data=4, expert_ranks=4, overlap="two_batches")
+    step = ModelStep(MODEL, deployment, Kernels(kernel_file(), "sglang"), expert_loads(8, 2, 4))
+    with pytest.raises(DeploymentError, match=r"deployment.overlap is two_batches"):
+        step_table(step)
+
+
+def test_a_model_without_experts_has_no_terms_of_them():
+    dense = replace(MODEL, moe_layer_ids=(), num_experts=1, top_k=1)
+    step = ModelStep(dense, Deployment("sglang"), Kernels(kernel_file(), "sglang"), expert_loads(1, 1, 1))
+    assert "experts" not in {term.name for term in step_table(step, sizes=SIZES, contexts=CONTEXTS).terms}

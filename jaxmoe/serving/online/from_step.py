@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.serving.deployment import DeploymentError
 from jaxmoe.serving.online.padding import Padding
 from jaxmoe.serving.online.step_table import StepTable, Term
 from jaxmoe.serving.step import ModelStep, StepLoad
@@ -33,8 +34,14 @@ def step_table(
 
     Tokens of a prompt after others of it take what the whole takes longer than these others, and at least what they
     would take alone. `mixed_rows` is for backends that read prompts and decode in one kernel for both: so many rows of
-    a tile are computed for each sequence that decodes beside a prompt.
+    a tile are computed for each sequence that decodes beside a prompt. Raises `DeploymentError` for a step whose
+    kernels overlap, which is no sum over kernels.
     """
+    if (overlap := step.deployment.overlap) != "serial":
+        raise DeploymentError(
+            f"deployment.overlap is {overlap}; requests over time are served by kernels that follow each other. "
+            "Leave it out, or set it to serial."
+        )
     points, ranks = padding.points(sizes), step.deployment.data
     by_tokens = _parts(step, padding.padded(points))
     own = np.sum([each for name, each in by_tokens.items() if name not in (*ATTENTION, *COMMON, HEAD)], axis=0)
@@ -51,7 +58,7 @@ def step_table(
         axes = (np.array([0.0, 1.0, 2.0]), none_too, contexts)
         names = ("prefill", "decoding", "context")
         terms.append(Term("decode attention", names, axes, np.stack([decode, mixed, mixed])))
-    terms += [padding.common(name, points, ranks, partial(_common, step, name)) for name in COMMON]
+    terms += [padding.common(name, points, ranks, partial(_common, step, name)) for name in COMMON if name in by_tokens]
     return StepTable(tuple(terms))
 
 
