@@ -114,12 +114,16 @@ def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -
         summary("data sheet alone", roofline, sheet),
     ]
     measured = [each.row for each in times]
-    found += beside_peer(times, judged, bare, told_by_peer(measured))
+    peer = told_by_peer(measured)
+    found += beside_peer(times, judged, bare, peer)
     write_table(out / "summary.csv", found, digits=3)
     alone = grouped(measured, errors(measured, bare), with_backend)
+    covered = np.where(np.isnan(peer), np.nan, errors(measured, peer))
+    of_peer = grouped(measured, covered, with_backend)
     rows = [
         dict(zip(("model", "system", "backend"), name, strict=True))
         | {"rows": len(error), **_of_pair("", error), **_of_pair("kernels_alone_", alone[name])}
+        | _of_pair("aiconfigurator_", of_peer[name])
         for name, error in grouped(measured, errors(measured, judged), with_backend).items()
     ]
     write_table(out / "pairs.csv", rows, digits=3)
@@ -162,8 +166,13 @@ def worst(rows: Sequence[Measured], told: np.ndarray) -> list[dict[str, object]]
 
 def _of_pair(prefix: str, error: np.ndarray) -> dict[str, float]:
     names = ("first_token", "per_token")
-    sizes = {f"{prefix}{name}_error": np.nanmedian(np.abs(error[:, at])) for at, name in enumerate(names)}
-    return sizes | {f"{prefix}{name}_bias": np.nanmedian(error[:, at]) for at, name in enumerate(names)}
+    sizes = {f"{prefix}{name}_error": _median(np.abs(error[:, at])) for at, name in enumerate(names)}
+    return sizes | {f"{prefix}{name}_bias": _median(error[:, at]) for at, name in enumerate(names)}
+
+
+def _median(errors: np.ndarray) -> float | None:
+    """The median of the rows that are covered; none where no row is."""
+    return None if np.isnan(errors).all() else float(np.nanmedian(errors))
 
 
 def others(data: Path, out: Path) -> None:
