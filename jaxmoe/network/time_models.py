@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.flows import FlowLoads, Flows, StageTime
-from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
+from jaxmoe.network.flows import Flows, StageTime
+from jaxmoe.network.loads import crossed, link_loads, path_maxima, path_sums
+from jaxmoe.network.round_loads import round_loads
 from jaxmoe.relax import OneOf, is_number, largest, least_at, look_up
 
 
@@ -77,7 +78,7 @@ class Congestion(AbstractTimeModel):
         )
 
     def loaded(self, topology: AbstractTopology, flows: Flows) -> Flows:
-        return flows if flows.loads is not None else replace(flows, loads=_flow_loads(topology, flows))
+        return flows if flows.loads is not None else replace(flows, loads=round_loads(topology, flows))
 
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """As for traffic, but no matrix of it is built: most flows come from one node or go to one.
@@ -239,35 +240,6 @@ def _pairwise(
     )
 
 
-def _flow_loads(topology: AbstractTopology, flows: Flows) -> FlowLoads:
-    """Loads of one round. They depend on the paths of the network alone, and none of its numbers."""
-    if flows.carried is not None:
-        link = flows.carried * flows.vectors
-    elif flows.route == "unicast":
-        sent, vectors = _sent(flows)
-        link = flow_loads(topology, sent, flows.destination) * vectors
-    else:
-        assert flows.weight is not None
-        along = crossed(topology) if flows.route == "cross_tree" else topology
-        link = tree_loads(along, flows.source, flows.destination, flows.weight * flows.vectors)
-    limited = topology.injection_rate is not None or topology.ejection_rate is not None
-    return FlowLoads(link, *(_port_loads(flows) if limited else ()))
-
-
-def _port_loads(flows: Flows) -> tuple[Float[Array, " node"], Float[Array, " node"]]:
-    """What every node sends to others, and receives from them.
-
-    Of a tree, each visited node's vector passes its port once, and what has become of them all passes that of the home.
-    """
-    (sent, vectors), parts = _sent(flows), flows.parts()
-    if flows.route == "unicast":
-        received = parts * (sent.sum(axis=1, keepdims=True) - sent)
-        return (sent * (1 - parts)).sum(axis=0) * vectors, received.sum(axis=0) * vectors
-    assert flows.weight is not None
-    weight, others = flows.weight * flows.vectors, flows.source * (1 - parts)
-    return weight @ others, weight @ (largest(others)[:, None] * parts)
-
-
 def away_from_self(topology: AbstractTopology, dtype: jnp.dtype) -> Float[Array, "node node2"]:
     """1 between different nodes, 0 for a node to itself."""
     return 1 - jnp.eye(topology.num_nodes, dtype=dtype)
@@ -320,18 +292,6 @@ def repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
         stage,
         replace_fn=lambda amount: rounds * amount,
     )
-
-
-def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:
-    """Amount that every node sends into every flow, and the number of hidden vectors in one unit of that amount.
-
-    Loads are linear in the amounts, so a size common to all messages is a factor applied at the end, which saves a
-    pass over all flows.
-    """
-    sent = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
-    if flows.vectors.ndim:
-        return sent * flows.vectors[:, None], jnp.ones((), sent.dtype)
-    return sent, flows.vectors
 
 
 def port_times(

@@ -24,7 +24,7 @@ HIDDEN_BYTES = 2.0
 PARTS = {"deepep_normal": ("transmit", "notify"), "deepep_low_latency": ("avg_t",)}
 
 
-class AbstractExchange(abc.ABC):
+class StepExchange(abc.ABC):
     """Exchanges of a layer: `added` sums partial results of attention, then tokens go `there` and `back`.
 
     Each is for so many tokens of a data-parallel rank, and `None` where a deployment has no such exchange.
@@ -46,7 +46,7 @@ def _shared(deployment: Deployment, kernels: Kernels) -> Float[Array, ""]:
 
 
 @dataclass(frozen=True, eq=False)
-class Collectives(AbstractExchange):
+class Collectives(StepExchange):
     """Sums of partial results; with data-parallel attention all tokens there, and sums of their results back."""
 
     model: MoEModel
@@ -77,7 +77,7 @@ class Collectives(AbstractExchange):
 
 
 @dataclass(frozen=True, eq=False)
-class DeepEP(AbstractExchange):
+class DeepEP(StepExchange):
     """DeepEP's exchange between all GPUs, by kernels fitted to measurements, over the links of the GPU's data sheet.
 
     Choices fall evenly on a token's groups. Raises `KernelFileError` where its kernels are not known for so many nodes.
@@ -168,9 +168,7 @@ class DeepEP(AbstractExchange):
         return found
 
 
-def exchange_of(
-    model: MoEModel, deployment: Deployment, kernels: Kernels, file: ExchangeFile | None
-) -> AbstractExchange:
+def exchange_of(model: MoEModel, deployment: Deployment, kernels: Kernels, file: ExchangeFile | None) -> StepExchange:
     """The exchange that a deployment names. Raises `KernelFileError` where its kernels are not known."""
     if deployment.exchange == "collectives":
         return Collectives(model, deployment, kernels)

@@ -23,7 +23,7 @@ from jaxmoe.hardware.machine import Machine
 from jaxmoe.models import GroupedQueryAttention, LatentAttention, MoEModel
 from jaxmoe.relax import HardMax
 from jaxmoe.serving.deployment import Deployment, check_deployment
-from jaxmoe.serving.exchanges import HIDDEN_BYTES, AbstractExchange, exchange_of
+from jaxmoe.serving.exchanges import HIDDEN_BYTES, StepExchange, exchange_of
 from jaxmoe.serving.gating import ExpertLoadTable
 from jaxmoe.serving.kernels import Given, Kernels
 
@@ -92,7 +92,7 @@ class ModelStep:
         _ = self.exchange
 
     @property
-    def exchange(self) -> AbstractExchange:
+    def exchange(self) -> StepExchange:
         """How tokens get to their experts and back."""
         return exchange_of(self.model, self.deployment, self.kernels, self.deepep)
 

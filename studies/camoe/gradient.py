@@ -13,7 +13,7 @@ import numpy as np
 from setting import HERE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of
 
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.methods.camoe.bias_descent import FORMS, GateSettings, Limits, descend, start, within
+from jaxmoe.methods.camoe.bias_descent import FORMS, GateLimits, GateSettings, descend, start, within
 from jaxmoe.methods.camoe.gate import evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
@@ -85,7 +85,7 @@ def gradient() -> Iterator[dict]:
         rule = told(strength, "rule", -strength * scores)
         yield from rule
         seen = next(row for row in rule if row["tokens"] == "training")
-        limits = Limits(MARGIN * (1 - seen["retained"]), MARGIN * seen["avg_layer_kl"])
+        limits = GateLimits(MARGIN * (1 - seen["retained"]), MARGIN * seen["avg_layer_kl"])
         for form in FORMS if strength in ALL_FORMS_AT else ("table",):
             found = descend(training, limits, SETTINGS, start(form, scores, strength))
             yield from told(strength, form, jnp.asarray(within(training, limits, found.bias, found.share)))

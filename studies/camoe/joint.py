@@ -17,8 +17,8 @@ from jaxmoe.hardware import wafers
 from jaxmoe.methods.camoe.bias_descent import (
     Bias,
     Found,
+    GateLimits,
     GateSettings,
-    Limits,
     RelaxedPlacement,
     descend,
     fastest,
@@ -65,7 +65,7 @@ def corners(training, held, unseen, name: str):
 
     begin = rule(share)
     kept = [evaluate_gate(each, on_experts(begin.nodes(), jnp.asarray(share))).retained.mean() for each in training]
-    limits = Limits(MARGIN * (1 - float(np.mean(kept))))
+    limits = GateLimits(MARGIN * (1 - float(np.mean(kept))))
 
     def bias(placement) -> Found:
         return tuned_bias(at(placement), held, limits, BIAS, rule(placement))

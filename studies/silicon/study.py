@@ -164,7 +164,7 @@ def worst(rows: Sequence[Measured], told: np.ndarray) -> list[dict[str, object]]
     ]
 
 
-def _of_pair(prefix: str, error: np.ndarray) -> dict[str, float]:
+def _of_pair(prefix: str, error: np.ndarray) -> dict[str, float | None]:
     names = ("first_token", "per_token")
     sizes = {f"{prefix}{name}_error": _median(np.abs(error[:, at])) for at, name in enumerate(names)}
     return sizes | {f"{prefix}{name}_bias": _median(error[:, at]) for at, name in enumerate(names)}

@@ -25,7 +25,7 @@ from jaxmoe.placement import Placement, PlanError, read_plan, write_plan
 from jaxmoe.placement.copies import ByDraw, ByHome, Copies, LeastWork
 from jaxmoe.traces import GatingTrace, Hints, LoadCounts, TraceError, load_counts, read_any, write_as
 from jaxmoe.traces.formats.tensors import write_tensors
-from jaxmoe.traces.synthesis import GatingProcess, Requests, read_process, write_process
+from jaxmoe.traces.synthesis import GatingProcess, RequestDeck, read_process, write_process
 from jaxmoe.traces.synthesis.process import Preferences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,7 +186,7 @@ def processes() -> list[Files]:
     tables |= {
         name: rng.random((layers, experts, experts), np.float32) for name in ("from_layer", "from_token", "together")
     }
-    requests = Requests(np.array([3, 4]), np.array([1, 2]), np.array([[0], [2]]), 4, 0.5)
+    requests = RequestDeck(np.array([3, 4]), np.array([1, 2]), np.array([[0], [2]]), 4, 0.5)
     process = GatingProcess(
         Preferences(**{name: jnp.asarray(table) for name, table in tables.items()}),
         requests,

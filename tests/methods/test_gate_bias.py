@@ -11,8 +11,8 @@ from jaxmoe.engine import gating
 from jaxmoe.hardware import fully_connected
 from jaxmoe.methods.camoe.bias_descent import (
     Bias,
+    GateLimits,
     GateSettings,
-    Limits,
     RelaxedPlacement,
     descend,
     relaxed_objective,
@@ -138,7 +138,7 @@ def test_a_table_saves_more_than_lambda_with_no_more_lost():
     scores = jnp.asarray(np.where(np.eye(NODES), -1.0, 0.3), jnp.float32)[None].repeat(LAYERS, axis=0)
     none = jnp.zeros((LAYERS, NODES, EXPERTS))
     rule = evaluate_gate(given, on_experts(-0.3 * scores, SHARE))
-    limits = Limits(
+    limits = GateLimits(
         1 - float(rule.retained.mean()), float(divergence(evaluate_gate(given, none).loads, rule.loads).mean())
     )
     found = descend([given], limits, GateSettings(steps=60), start("table", scores, 0.3))
@@ -159,7 +159,11 @@ def test_what_is_learnt_by_heart_is_not_kept():
         for part in (slice(0, None, 32), slice(1, None, 2))
     )
     scores = jnp.asarray(np.where(np.eye(NODES), -1.0, 0.3), jnp.float32)[None].repeat(LAYERS, axis=0)
-    begin, limits, settings = start("table", scores, 0.3), Limits(0.02), GateSettings(steps=60, learning_rate=0.1)
+    begin, limits, settings = (
+        start("table", scores, 0.3),
+        GateLimits(0.02),
+        GateSettings(steps=60, learning_rate=0.1),
+    )
 
     def seconds(given, bias):
         return float(evaluate_gate(given, on_experts(jnp.asarray(bias), SHARE)).seconds.mean())
@@ -174,10 +178,10 @@ def test_what_is_learnt_by_heart_is_not_kept():
 def test_no_number_of_the_settings_compiles_a_step_anew():
     given = problem()
     begin = start("table", jnp.ones((LAYERS, NODES, NODES)), 0.1)
-    descend([given], Limits(0.01), GateSettings(steps=1), begin)
+    descend([given], GateLimits(0.01), GateSettings(steps=1), begin)
     other = GateSettings(2, 0.1, 0.5, (0.1, 0.01), (0.3, 0.1), 10.0, 0.2)
     with compilations() as compiled:
-        descend([given], Limits(0.02, 0.1), other, begin)
+        descend([given], GateLimits(0.02, 0.1), other, begin)
     assert compiled == []
 
 
@@ -186,7 +190,7 @@ def test_placement_descends_to_whole_experts_as_many_on_each_node():
     given = problem()
     popular = jnp.asarray([2.0, 2, 0, 0, 0, 0, 0, 0])
     given = eqx.tree_at(lambda p: p.logits, given, given.logits + popular)
-    found = descend([given], Limits(1.0), GateSettings(steps=80, learning_rate=0.1), place=RelaxedPlacement(SHARE))
+    found = descend([given], GateLimits(1.0), GateSettings(steps=80, learning_rate=0.1), place=RelaxedPlacement(SHARE))
     assert set(np.unique(found.share)) == {0, 1}
     np.testing.assert_array_equal(found.share.sum(axis=1), 2)
     none = jnp.zeros((LAYERS, NODES, EXPERTS))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.traces import MISSING
-from jaxmoe.traces.synthesis import GatingProcess, Preferences, Requests
+from jaxmoe.traces.synthesis import GatingProcess, Preferences, RequestDeck
 
 Order = tuple[int, ...]
 
@@ -32,15 +32,15 @@ def random_preferences(seed: int, layers: int, experts: int, topics: int = 1, st
     )
 
 
-def same_requests(count: int, length: int, prompt: int | None = None, topics: Sequence[int] = (0,)) -> Requests:
+def same_requests(count: int, length: int, prompt: int | None = None, topics: Sequence[int] = (0,)) -> RequestDeck:
     """Requests of one length whose topics are these by turns, each for the whole of a request; dealt in order."""
     topic = np.resize(np.asarray(topics), count)[:, None]
     prompts = None if prompt is None else np.full(count, prompt)
-    return Requests(np.full(count, length), prompts, topic, window=length, drift=1.0)
+    return RequestDeck(np.full(count, length), prompts, topic, window=length, drift=1.0)
 
 
 def random_process(
-    seed: int, layers: int, experts: int, top_k: int, requests: Requests, strength: float = 1.0
+    seed: int, layers: int, experts: int, top_k: int, requests: RequestDeck, strength: float = 1.0
 ) -> GatingProcess:
     """A process with as many topics as its requests name."""
     topics = int(requests.topics.max()) + 1

@@ -85,7 +85,7 @@ def rounded(share: Float[Array, "layer expert node"]) -> Float[np.ndarray, "laye
 
 
 @dataclass(frozen=True)
-class Limits:
+class GateLimits:
     """Limits on changes of routing, as means over layers.
 
     `lost` bounds 1 - retained gate mass. `avg_layer_kl` bounds the Kullback-Leibler divergence of expert loads, nats.
@@ -133,7 +133,7 @@ class _State(NamedTuple):
 
 def descend(
     problems: Sequence[GateProblem],
-    limits: Limits,
+    limits: GateLimits,
     settings: GateSettings,
     bias: Bias | None = None,
     place: RelaxedPlacement | None = None,
@@ -210,7 +210,7 @@ def _step(
 
 def within(
     problems: Sequence[GateProblem],
-    limits: Limits,
+    limits: GateLimits,
     bias: Float[np.ndarray, "layer node node2"],
     share: Float[np.ndarray, "layer expert node"],
     halvings: int = 8,
@@ -248,7 +248,11 @@ def fastest(held: Sequence[GateProblem], candidates: Sequence[Found]) -> Found:
 
 
 def tuned_bias(
-    problems: Sequence[GateProblem], held: Sequence[GateProblem], limits: Limits, settings: GateSettings, begin: Bias
+    problems: Sequence[GateProblem],
+    held: Sequence[GateProblem],
+    limits: GateLimits,
+    settings: GateSettings,
+    begin: Bias,
 ) -> Found:
     """A bias by descent from a start, as far from it as pays on `held` tokens, on which it is at least as fast.
 

@@ -14,7 +14,7 @@ from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.engine import Layer, rollout
 from jaxmoe.engine.all_to_all import AllToAllLayer
-from jaxmoe.methods.camoe.bias_descent import GateSettings, Limits, start, tuned_bias
+from jaxmoe.methods.camoe.bias_descent import GateLimits, GateSettings, start, tuned_bias
 from jaxmoe.methods.camoe.gate import (
     GateProblem,
     evaluate_gate,
@@ -90,7 +90,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
         rule = on_experts(begin.nodes(), share)
         lost = [1 - float(evaluate_gate(problem, rule).retained.mean()) for problem in problems]
         settings = GateSettings(steps=STEPS)
-        found = tuned_bias(problems[:-1], problems[-1:], Limits(float(np.mean(lost))), settings, begin)
+        found = tuned_bias(problems[:-1], problems[-1:], GateLimits(float(np.mean(lost))), settings, begin)
         return np.asarray(on_experts(jnp.asarray(found.bias), share))
 
     def _problem(self, setting: DeploymentSetting, history: GatingTrace, part: int) -> GateProblem:

@@ -5,7 +5,7 @@ from .presets import PRESETS as PRESETS
 from .presets import preset_process as preset_process
 from .process import GatingProcess as GatingProcess
 from .process import Preferences as Preferences
-from .process import Requests as Requests
+from .process import RequestDeck as RequestDeck
 from .process import read_process as read_process
 from .process import write_process as write_process
 from .sampling import Arrivals as Arrivals

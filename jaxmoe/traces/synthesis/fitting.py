@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.traces.statistics import TOP_PAIRS, TOP_TOGETHER, PairCounts, count_pairs, coverage, every_pair, pairs_above
-from jaxmoe.traces.synthesis.process import WINDOW, GatingProcess, Preferences, Requests, find_topics
+from jaxmoe.traces.synthesis.process import WINDOW, GatingProcess, Preferences, RequestDeck, find_topics
 from jaxmoe.traces.synthesis.sampling import sample_trace
 from jaxmoe.traces.trace import MISSING, PREFILL, GatingTrace, tally
 
@@ -125,7 +125,7 @@ def _with_short_requests(trace: GatingTrace) -> GatingTrace:
     return replace(trace, seq_start=np.repeat(trace.seq_start, pieces) + number * LONGEST_REQUEST, seq_name=names)
 
 
-def _requests(trace: GatingTrace, topic: np.ndarray) -> Requests:
+def _requests(trace: GatingTrace, topic: np.ndarray) -> RequestDeck:
     """The requests of the trace, with the topic of each stretch of `WINDOW` tokens."""
     length = np.diff(trace.seq_start, append=trace.num_tokens)
     stretches = -(-int(length.max()) // WINDOW)
@@ -136,7 +136,7 @@ def _requests(trace: GatingTrace, topic: np.ndarray) -> Requests:
         prompt = np.add.reduceat((trace.phase == PREFILL).astype(int), trace.seq_start)
     topics = topic[trace.seq_start[:, None] + at]
     request = np.repeat(np.arange(len(length)), length)
-    return Requests(length, prompt, topics, WINDOW, drift=_drift(topic, request))
+    return RequestDeck(length, prompt, topics, WINDOW, drift=_drift(topic, request))
 
 
 def _drift(topic: np.ndarray, request: np.ndarray) -> float:

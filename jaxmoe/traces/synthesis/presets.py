@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.traces.synthesis.process import GatingProcess, Preferences, Requests
+from jaxmoe.traces.synthesis.process import GatingProcess, Preferences, RequestDeck
 from jaxmoe.traces.trace import TraceError
 
 REQUESTS, WINDOW = 256, 64
@@ -108,7 +108,7 @@ def _affinity(rng: np.random.Generator, strength: float, shape: tuple[int, int],
     return (strength * (circle[:, :, None] == circle[:, None])).astype(np.float32)
 
 
-def _requests(rng: np.random.Generator) -> Requests:
+def _requests(rng: np.random.Generator) -> RequestDeck:
     """Requests with a prompt and an answer of log-normal lengths, whose topic moves as a Markov chain."""
     prompt, answer = (
         np.maximum(1, np.exp(np.log(median) + SPREAD * rng.standard_normal(REQUESTS)).astype(int))
@@ -120,7 +120,7 @@ def _requests(rng: np.random.Generator) -> Requests:
     fresh[:, 0] = True
     since = np.maximum.accumulate(np.where(fresh, np.arange(stretches), 0), axis=1)
     topics = np.take_along_axis(rng.integers(TOPICS, size=fresh.shape), since, axis=1)
-    return Requests(length, prompt, topics, WINDOW, drift=0.0)
+    return RequestDeck(length, prompt, topics, WINDOW, drift=0.0)
 
 
 PRESETS = {

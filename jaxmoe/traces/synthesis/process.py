@@ -20,7 +20,7 @@ from jaxmoe.traces.trace import DECODE, MAX_EXPERTS, PREFILL, GatingTrace, Trace
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestDeck:
     """Requests to deal from, in the order of their recording. Raises `TraceError` for parts that do not fit.
 
     `length` in tokens, int [request]; `prompt` how many of them are prefill, int [request], or `None` where not
@@ -74,7 +74,7 @@ class Requests:
 class Deal:
     """Requests dealt: `card` says which of the deck, int [request]; `length` how many tokens of it, int [request]."""
 
-    requests: Requests
+    requests: RequestDeck
     card: np.ndarray
     length: np.ndarray
 
@@ -212,7 +212,7 @@ class GatingProcess:
     """
 
     preferences: Preferences
-    requests: Requests
+    requests: RequestDeck
     layer_ids: tuple[int, ...]
     top_k: int
     facts: dict[str, str]
@@ -302,7 +302,7 @@ def _process(arrays: dict[str, np.ndarray]) -> GatingProcess:
     _check(arrays)
     return GatingProcess(
         preferences=Preferences(**{name: jnp.asarray(np.asarray(arrays[name], np.float32)) for name in PREFERENCES}),
-        requests=Requests(
+        requests=RequestDeck(
             arrays["length"],
             arrays.get("prompt"),
             arrays["request_topics"],

@@ -8,14 +8,14 @@ import pytest
 from oracles import synthesis as oracle
 
 from jaxmoe.traces import TraceError, synthetic_trace, write_trace
-from jaxmoe.traces.synthesis import Requests, read_process, write_process
+from jaxmoe.traces.synthesis import RequestDeck, read_process, write_process
 
 
 def process(prompt=True, drift=0.25):
     rng = np.random.default_rng(0)
     length = rng.integers(1, 20, 6)
     prompts = rng.integers(length + 1) if prompt else None
-    return oracle.random_process(0, 2, 5, 2, Requests(length, prompts, rng.integers(3, size=(6, 4)), 5, drift))
+    return oracle.random_process(0, 2, 5, 2, RequestDeck(length, prompts, rng.integers(3, size=(6, 4)), 5, drift))
 
 
 @pytest.fixture

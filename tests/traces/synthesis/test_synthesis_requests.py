@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.traces import TraceError
-from jaxmoe.traces.synthesis import Requests
+from jaxmoe.traces.synthesis import RequestDeck
 
 
 def requests(length=(3, 5, 2), prompt=(1, 5, 0), topics=((0, 1), (1, 0), (2, 2)), window=3, drift=1.0):
     prompts = None if prompt is None else np.array(prompt)
-    return Requests(np.array(length), prompts, np.array(topics), window, drift)
+    return RequestDeck(np.array(length), prompts, np.array(topics), window, drift)
 
 
 def many(drift, count=200):
-    return Requests(np.ones(count, int), None, np.zeros((count, 1), int), 1, drift)
+    return RequestDeck(np.ones(count, int), None, np.zeros((count, 1), int), 1, drift)
 
 
 @given(
@@ -28,7 +28,7 @@ def many(drift, count=200):
 )
 def test_tokens_are_as_many_as_asked_for(tokens, seed, drift, length):
     topics = np.zeros((len(length), 1), int)
-    deal = Requests(np.array(length), None, topics, 6, drift).deal(tokens, seed)
+    deal = RequestDeck(np.array(length), None, topics, 6, drift).deal(tokens, seed)
     assert deal.length.sum() == tokens
     assert deal.length.min() > 0
     whole = np.array(length)[deal.card]

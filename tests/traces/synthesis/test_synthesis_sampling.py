@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles import synthesis as oracle
 
-from jaxmoe.traces.synthesis import GatingProcess, Requests, sample_parts, sample_trace, sampling
+from jaxmoe.traces.synthesis import GatingProcess, RequestDeck, sample_parts, sample_trace, sampling
 from jaxmoe.traces.trace import DECODE, PREFILL
 
 LENGTH, PROMPT, TOKENS = 4, 2, 120_000
@@ -84,7 +84,7 @@ def small() -> GatingProcess:
     rng = np.random.default_rng(0)
     length = rng.integers(1, 40, 24)
     topics = rng.integers(3, size=(24, 5))
-    requests = Requests(length, rng.integers(length + 1), topics, window=8, drift=0.0)
+    requests = RequestDeck(length, rng.integers(length + 1), topics, window=8, drift=0.0)
     return oracle.random_process(1, layers=2, experts=5, top_k=2, requests=requests)
 
 
