@@ -228,7 +228,8 @@ def draw_gains(rows: Rows, out: Path) -> None:
 def draw_headline(rows: Rows, out: Path) -> None:
     """Time of a layer by plan, each under its best exchange, and the bound, where all parts of tuning were left out."""
     copies = select(rows, copies="1")
-    cells = [cell for cell in distinct(copies, "cell") if cell.startswith("deepseek-v2-lite_4x8")]
+    whole = distinct(select(copies, strategy="without_exchange"), "cell")
+    cells = [cell for cell in whole if cell.startswith("deepseek-v2-lite_4x8")]
     title = "A layer of DeepSeek-V2-Lite on 4x8 dies, each plan under its best exchange"
     figure = style.new_figure(10.4, 3.9, title)
     panels = figure.subplots(1, len(cells), sharey=True)
