@@ -23,6 +23,8 @@ ASKED = {
 @pytest.fixture(scope="module")
 def modules():
     sys.path.insert(0, str(STUDY))
+    for name in MODULES:  # another study's of the same name
+        sys.modules.pop(name, None)
     import runs
     import step_times
     import study
