@@ -1,6 +1,7 @@
 """The study of measured systems: how rows are read, constants that are found again, and what its tables claim."""
 
 import csv
+import re
 import sys
 from pathlib import Path
 
@@ -151,4 +152,5 @@ def test_what_it_says_of_published_runs():
         row["told"] for row in table("h800_waterfall.csv")
     ]
     assert all(f"{float(number):,.0f}" in text for number in told)
-    assert all(f"{float(row['told']):.3f}" in text for row in table("h800_ratios.csv"))
+    ratios = [float(cell) for cell in re.findall(r"(?<=\| )\d\.\d{3}(?= \|)", text)]
+    assert all(min(abs(float(row["told"]) - each) for each in ratios) < 6e-4 for row in table("h800_ratios.csv"))
