@@ -17,7 +17,7 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.report import plot_serving
 from jaxmoe.report.style import aligned
-from jaxmoe.serving.closed_loop import MeanWaits, Users, serve
+from jaxmoe.serving.closed_loop import LIMITS, MeanWaits, Users, limits, serve
 from jaxmoe.serving.launch import engine_options, launch_line
 from jaxmoe.serving.step import StepLoad
 from jaxmoe.units import GIGA
@@ -141,15 +141,9 @@ def _print_served(own: Deployed, served: MeanWaits) -> None:
     table.add_row("time per output token, ms", f"{float(served.per_token[OWN]) / MILLI:.2f}")
     table.add_row("output tokens/s of a user", f"{float(served.tokens_per_s_user()[OWN]):.1f}")
     table.add_row("output tokens/s of a GPU", f"{float(served.tokens_per_s_device(own.step)[OWN]):.0f}")
-    table.add_row("limited by", _limit(own, served))
+    on_rank = own.users.concurrency / own.deployment.data
+    table.add_row("limited by", LIMITS[int(limits(served.decoding, on_rank, own.backend)[OWN])])
     print_table(table)
-
-
-def _limit(own: Deployed, served: MeanWaits) -> str:
-    decoding = float(served.decoding[OWN])
-    if decoding >= float(own.users.concurrency) / own.deployment.data * (1 - 1e-6):
-        return "the users in flight"
-    return "memory of keys and values" if decoding < own.backend.seats else "the engine's seats"
 
 
 def _print_layouts(own: Deployed, curves: dict[str, Curve]) -> None:

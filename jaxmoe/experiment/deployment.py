@@ -1,7 +1,8 @@
 """A scenario's whole model as it is deployed: its step, its memory, what its users wait for, and other layouts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from jaxmoe.config import Scenario
 from jaxmoe.config.deployment import DeploymentConfig
@@ -43,8 +44,8 @@ class Deployed:
         return serve(self.step, self.users, self.memory, self.backend, self.overheads)
 
 
-def deployed(scenario: Scenario) -> Deployed:
-    """The deployment that a scenario describes.
+def deployed(scenario: Scenario, read: Callable[[Path], KernelFile] = read_kernels) -> Deployed:
+    """The deployment that a scenario describes, by kernels of the file that `read` reads.
 
     Raises `OptionError` for one without, or on a machine whose kernels or memory are not known, and `DeploymentError`
     for one that cannot be.
@@ -69,7 +70,7 @@ def deployed(scenario: Scenario) -> Deployed:
             f"{scenario.hardware.num_nodes} GPUs of the machine. Lower one of them."
         )
     path = find_kernels(die.gemm.path)
-    file = at_sheet(read_kernels(path), die.gemm.sheet)
+    file = at_sheet(read(path), die.gemm.sheet)
     most = int(file.sheet.processors) - 1
     if deployment.overlap != "serial" and deployment.held > most:
         raise DeploymentError(

@@ -7,7 +7,8 @@ that ends, so every token of an output waits for the parts of the others' prompt
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.memory import DeviceMemory
@@ -39,6 +40,9 @@ BACKENDS = {
     "sglang": Backend(chunk=8192, mixes=False, seats=1024, memory_part=0.88, divides=True),
     "trtllm": Backend(chunk=8192, mixes=True, seats=2048, memory_part=0.9),
 }
+
+
+LIMITS = ("the users in flight", "memory of keys and values", "the engine's seats")  # of what decodes at a time
 
 
 class Overheads(NamedTuple):
@@ -131,6 +135,12 @@ def wait(loop: Loop, overheads: Overheads) -> MeanWaits:
     burst = others / 2 * added / loop.requests
     seat = loop.waiting * loop.output * per_token
     return MeanWaits(overheads.request + reading + queue + burst + seat, per_token, loop.decoding)
+
+
+def limits(decoding: Given, on_rank: Given, backend: Backend) -> Int[np.ndarray, "..."]:
+    """Which of `LIMITS` says how many of the sequences `on_rank` decode at a time."""
+    decoding, all_decode = np.asarray(decoding), np.asarray(decoding) >= np.asarray(on_rank) * (1 - 1e-6)
+    return np.where(all_decode, 0, np.where(decoding < backend.seats, 1, 2))
 
 
 def serve(step: ModelStep, users: Users, memory: DeviceMemory, backend: Backend, overheads: Overheads) -> MeanWaits:

@@ -60,6 +60,11 @@ class Deployment:
         return self.devices // self.expert_ranks
 
 
+def is_one(count: object) -> bool:
+    """Whether all layouts of a step have one of something: an array has the numbers of several, none of which is 1."""
+    return isinstance(count, int) and count == 1
+
+
 def check_deployment(model: MoEModel, deployment: Deployment) -> None:
     """Raise `DeploymentError` for heads, experts or GPUs that do not divide, naming the nearest that do."""
     if model.attention is None:

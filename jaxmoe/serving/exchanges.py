@@ -17,7 +17,7 @@ from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, KnownExchange
 from jaxmoe.hardware.gpu.files import KernelFileError
 from jaxmoe.hardware.gpu.terms import Numbers
 from jaxmoe.models import MoEModel
-from jaxmoe.serving.deployment import GPUS, Deployment
+from jaxmoe.serving.deployment import GPUS, Deployment, is_one
 from jaxmoe.serving.kernels import Kernels
 
 HIDDEN_BYTES = 2.0
@@ -57,12 +57,12 @@ class Collectives(StepExchange):
         return self._launch("all_reduce", self._bytes(tokens), self.deployment.tensor)
 
     def there(self, tokens: Numbers) -> Launch | None:
-        if self.deployment.data == 1:
+        if is_one(self.deployment.data):
             return None
         return self._launch("all_gather", self._bytes(tokens) * self.deployment.data, self.deployment.devices)
 
     def back(self, tokens: Numbers) -> Launch | None:
-        if self.deployment.data == 1:
+        if is_one(self.deployment.data):
             return self.added(tokens)
         return self._launch("reduce_scatter", self._bytes(tokens) * self.deployment.data, self.deployment.devices)
 
@@ -70,7 +70,7 @@ class Collectives(StepExchange):
         return tokens * self.model.hidden_size * HIDDEN_BYTES
 
     def _launch(self, operation: str, bytes_: Numbers, ranks: int) -> Launch | None:
-        if ranks == 1:
+        if is_one(ranks):
             return None
         seconds = self.kernels.collective(operation, bytes_, ranks)
         return Launch(seconds, "network", _shared(self.deployment, self.kernels))

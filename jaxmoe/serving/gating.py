@@ -1,5 +1,7 @@
 """Loads of the experts of a rank, by how many tokens are routed: drawn once for a grid of sizes, then interpolated."""
 
+from functools import lru_cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,7 @@ class ExpertLoadTable(eqx.Module):
         return ExpertLoads(touched, slots * beyond, heaviest * beyond, tokens, found[..., 3:] * beyond[..., None])
 
 
+@lru_cache(maxsize=256)  # layouts of a sweep have few tables between them
 def expert_loads(
     experts: int, top_k: int, ranks: int, spread: float = SPREAD, seed: int = 0, redundant: int = 0
 ) -> ExpertLoadTable:

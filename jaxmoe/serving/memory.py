@@ -11,6 +11,10 @@ WORKSPACE = 4e9  # B of activations, CUDA graphs and communication buffers: assu
 MOST_DOUBLINGS = 5  # of the number of GPUs, for a layout that fits
 
 
+class DoesNotFitError(DeploymentError):
+    """Weights that leave no room for a sequence."""
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """Bytes on one GPU; `cache_per_sequence` are keys and values of one sequence of the asked length."""
@@ -37,13 +41,13 @@ def memory_of(
 ) -> DeviceMemory:
     """DeviceMemory of one GPU of `capacity` usable bytes, for sequences of `context` tokens on average.
 
-    `copies` times the experts are kept. Raises `DeploymentError` where weights leave no room for one sequence, with
+    `copies` times the experts are kept. Raises `DoesNotFitError` where weights leave no room for one sequence, with
     what takes the room and the nearest layout that leaves some.
     """
     memory = _counted(model, deployment, capacity, context, copies)
     if memory.sequences < 1:
         nearest = next(_layouts_that_fit(model, deployment, capacity, context, copies), None)
-        raise DeploymentError(_does_not_fit(model, deployment, memory, nearest))
+        raise DoesNotFitError(_does_not_fit(model, deployment, memory, nearest))
     return memory
 
 

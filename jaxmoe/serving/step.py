@@ -22,7 +22,7 @@ from jaxmoe.hardware.gpu.terms import Numbers
 from jaxmoe.hardware.machine import Machine
 from jaxmoe.models import GroupedQueryAttention, LatentAttention, MoEModel
 from jaxmoe.relax import HardMax
-from jaxmoe.serving.deployment import Deployment, check_deployment
+from jaxmoe.serving.deployment import Deployment, check_deployment, is_one
 from jaxmoe.serving.exchanges import HIDDEN_BYTES, StepExchange, exchange_of
 from jaxmoe.serving.gating import ExpertLoadTable
 from jaxmoe.serving.kernels import Given, Kernels
@@ -177,7 +177,7 @@ class ModelStep:
 
     def _grouped(self, batch: StepLoad, attention: GroupedQueryAttention) -> dict[str, Seconds]:
         cut, tokens = self.deployment.tensor, batch.tokens
-        heads, kv_heads = attention.heads / cut, max(attention.kv_heads / cut, 1.0)
+        heads, kv_heads = attention.heads / cut, jnp.maximum(attention.kv_heads / cut, 1.0)
         size, hidden, precision = attention.head_size, self.model.hidden_size, self.deployment.products
         products = self._product(tokens, (heads + 2 * kv_heads) * size, hidden, precision)
         products += self._product(tokens, hidden, heads * size, precision)
@@ -215,7 +215,7 @@ class ModelStep:
         inner = model.expert_size / deployment.expert_tensor
         slots = (model.num_experts + deployment.redundant) / deployment.expert_ranks
         sizes = (model.hidden_size, inner, slots, model.top_k)
-        how = (deployment.experts, deployment.expert_ranks > 1, deployment.exchange)
+        how = (deployment.experts, not is_one(deployment.expert_ranks), deployment.exchange)
         return self.free.experts(loads, *sizes, *how)
 
     def _ffn(self, tokens: Numbers, size: int) -> Seconds:
@@ -228,7 +228,7 @@ class ModelStep:
 
     def _head(self, tokens: Numbers) -> Seconds:
         vocabulary = (self.model.vocabulary_size or 0) / self.deployment.tensor
-        return self._product(tokens, max(vocabulary, 1.0), self.model.hidden_size, "bfloat16")
+        return self._product(tokens, jnp.maximum(vocabulary, 1.0), self.model.hidden_size, "bfloat16")
 
     def _product(self, rows: Numbers, columns: float | int, inner: float | int, precision: str) -> Seconds:
         return self.free.product(jnp.maximum(rows, 1.0), columns, inner, precision)

@@ -1,0 +1,235 @@
+"""A sweep over deployments: what users wait for and what a GPU yields, at every point of a study that names them.
+
+Points that differ in nothing but requests are one layout. Layouts of a kind, with the same stages and kernels, are
+priced together, in chunks of one size, so that hardly anything is compiled for another layout.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxmoe.config.keys import METHOD, is_of_system
+from jaxmoe.errors import InputError
+from jaxmoe.experiment.deployment import Deployed, deployed
+from jaxmoe.experiment.metrics import Row
+from jaxmoe.hardware.gpu.files import read_kernels
+from jaxmoe.serving.closed_loop import LIMITS, Users, limits, loop_of, wait
+from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
+from jaxmoe.serving.merged import kind_of, merged
+from jaxmoe.sweep.analysis import is_efficient
+from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.run import Progress
+from jaxmoe.sweep.study import Study
+
+REQUESTS = ("concurrency", "prompt_tokens", "output_tokens")
+KEYS = tuple(f"deployment.{name}" for name in REQUESTS)
+MOST_AT_ONCE = 4096  # rows of a chunk
+NO_ROOM = "weights and one sequence do not fit into memory"
+TOO_FEW = "there are fewer requests in flight than data-parallel ranks"
+LAYERS_ALONE = ("metrics", "layers", "iterations")  # of a study, which say how layers are timed
+MEASURES = (
+    *("first_token_s", "per_token_s", "tokens_per_s_user", "tokens_per_s_device"),
+    *("decoding_sequences_a_rank", "gpus", "weights_B", "free_B", "most_sequences_a_rank", "limited_by", "on_front"),
+)
+LEFT_OUT = "left_out"  # the reason, where there are no measures
+
+
+@dataclass(frozen=True)
+class DeploymentSweep:
+    """Rows of a study's points, in their order: their values, `MEASURES`, and why one is left out."""
+
+    space: Space
+    rows: list[Row]
+    kinds: int
+    setup_s: float  # to read and check what is deployed
+    seconds: float  # in which points were priced, compilation included
+    notes: list[str]
+
+    @property
+    def priced(self) -> list[Row]:
+        return [row for row in self.rows if row[LEFT_OUT] is None]
+
+    @property
+    def front(self) -> list[Row]:
+        """Rows that no other one beats in tokens/s of a user and of a GPU, the fastest for a user first."""
+        return sorted((row for row in self.priced if row["on_front"]), key=lambda row: -row["tokens_per_s_user"])
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many points are left out, by the reason, the most frequent first."""
+        return dict(Counter(row[LEFT_OUT] for row in self.rows if row[LEFT_OUT] is not None).most_common())
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """A deployment and the requests of its points: arrays [point]."""
+
+    deployed: Deployed
+    points: Int[np.ndarray, " point"]
+    requests: Float[np.ndarray, "point request"]
+    sequences: Float[np.ndarray, " point"]
+
+    @property
+    def kind(self) -> Hashable:
+        step = self.deployed.step
+        file = step.kernels.file
+        return id(file.kernels), file.system, step.model, kind_of(self.deployed.deployment)
+
+
+def sweep_deployments(study: Study, progress: Progress) -> DeploymentSweep:
+    """Price the deployments of a study. Raises `SweepError` where none can be, or the study asks for layers."""
+    check_deployments(study)
+    start = time.perf_counter()
+    space = Space(study)
+    points = space.points()
+    rows: list[Row] = [
+        {key: value for key, value in point.values.items() if key not in METHOD} | {LEFT_OUT: None} for point in points
+    ]
+    layouts = [_with_room(layout, rows) for layout in _layouts(space, points, rows)]
+    if not any(len(layout.points) for layout in layouts):
+        raise SweepError(f"{space.label}: no deployment can be priced. The first: {_first_reason(space, points, rows)}")
+    kinds: dict[Hashable, list[_Layout]] = {}
+    for layout in layouts:
+        kinds.setdefault(layout.kind, []).append(layout)
+    setup_s, start = time.perf_counter() - start, time.perf_counter()
+    done, total = 0, sum(len(layout.points) for layout in layouts)
+    for found in _priced([*kinds.values()]):
+        for point, measures in found.items():
+            rows[point] |= measures
+        done += len(found)
+        progress(done, total)
+    _mark_front([row for row in rows if row[LEFT_OUT] is None])
+    notes = sorted({note for layout in layouts for note in layout.deployed.step.kernels.notes})
+    return DeploymentSweep(space, rows, len(kinds), setup_s, time.perf_counter() - start, notes)
+
+
+def check_deployments(study: Study) -> None:
+    """Raise `SweepError` for what a study of deployments has no use for."""
+    config = study.config
+    for key in LAYERS_ALONE:
+        if key in config.model_fields_set:
+            raise SweepError(f"{study.path}: {key} is given beside axes of deployments, which have whole steps; drop it")
+    for key in (*config.axes, *config.set, *config.derived):
+        if key in METHOD or is_of_system(key):
+            raise SweepError(
+                f"{study.path}: {key} is given beside axes of deployments, whose experts lie by expert_ranks; drop it"
+            )
+
+
+# What is deployed.
+
+
+def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator[_Layout]:
+    """Layouts that can be; points of the others get the reason."""
+    alike: dict[str, list[int]] = {}
+    for at, row in enumerate(rows):
+        text = json.dumps({key: value for key, value in row.items() if key not in KEYS}, sort_keys=True)
+        alike.setdefault(text, []).append(at)
+    read = cache(read_kernels)
+    for places in alike.values():
+        shortest = min(places, key=lambda at: _context([rows[at].get(key, 0) for key in KEYS]))
+        try:
+            own = deployed(space.scenario(points[shortest].values), read)
+        except InputError as error:
+            reason = NO_ROOM if isinstance(error, DoesNotFitError) else str(error)
+            _leave_out(rows, places, reason)
+            continue
+        given = dict(zip(KEYS, own.users, strict=False))
+        requests = np.array([[rows[at].get(key, given[key]) for key in KEYS] for at in places], float)
+        yield _Layout(own, np.array(places), requests, _sequences(own, requests))
+
+
+def _sequences(own: Deployed, requests: Float[np.ndarray, "point request"]) -> Float[np.ndarray, " point"]:
+    """Sequences that a rank has memory for, of the lengths of each point."""
+    contexts, which = np.unique(_context(requests.T), return_inverse=True)
+    sizes = [cache_bytes(own.step.model, own.deployment, float(context)) for context in contexts]
+    return np.array([replace(own.memory, cache_per_sequence=size).sequences for size in sizes])[which]
+
+
+def _context(requests: Sequence[float] | np.ndarray) -> float | np.ndarray:
+    """Tokens of a sequence on average."""
+    _, prompt, output = requests
+    return prompt + output / 2
+
+
+def _with_room(layout: _Layout, rows: list[Row]) -> _Layout:
+    """The layout without points that do not fit, or that leave ranks without a request, which get the reason."""
+    fits, enough = layout.sequences >= 1, layout.requests[:, 0] >= layout.deployed.deployment.data
+    _leave_out(rows, layout.points[~fits], NO_ROOM)
+    _leave_out(rows, layout.points[fits & ~enough], TOO_FEW)
+    kept = fits & enough
+    return _Layout(layout.deployed, layout.points[kept], layout.requests[kept], layout.sequences[kept])
+
+
+def _leave_out(rows: list[Row], places: Iterable[int], reason: str) -> None:
+    for at in places:
+        rows[at] |= dict.fromkeys(MEASURES) | {LEFT_OUT: reason}
+
+
+def _first_reason(space: Space, points: Sequence[Point], rows: Sequence[Row]) -> str:
+    """Why the first point is left out, with the remedy."""
+    try:
+        deployed(space.scenario(points[0].values))
+    except InputError as error:
+        return str(error)
+    return rows[0][LEFT_OUT]
+
+
+# Their times.
+
+
+def _priced(kinds: Sequence[Sequence[_Layout]]) -> Iterator[Mapping[int, Row]]:
+    """Measures by point, a chunk at a time; chunks have one size, so that they share what is compiled."""
+    most = max(sum(len(layout.points) for layout in kind) for kind in kinds)
+    size = min(MOST_AT_ONCE, 2 ** int(np.ceil(np.log2(most))))
+    for kind in kinds:
+        of_row = np.concatenate([np.full(len(layout.points), at) for at, layout in enumerate(kind)])
+        points, requests, sequences = (
+            np.concatenate([getattr(layout, name) for layout in kind]) for name in ("points", "requests", "sequences")
+        )
+        for start in range(0, len(points), size):
+            part = np.minimum(np.arange(start, start + size), len(points) - 1)  # the last one fills a chunk up
+            found = _measured(kind, of_row[part], requests[part], sequences[part])
+            places = points[start : start + size].tolist()
+            yield {at: dict(zip(found, row, strict=True)) for at, row in zip(places, zip(*found.values()), strict=False)}
+
+
+def _measured(
+    kind: Sequence[_Layout],
+    of_row: Int[np.ndarray, " row"],
+    requests: Float[np.ndarray, "row request"],
+    sequences: Float[np.ndarray, " row"],
+) -> dict[str, list[object]]:
+    """Columns of measures of rows of a kind."""
+    first, all_deployed = kind[0].deployed, [layout.deployed for layout in kind]
+    step = merged([each.step for each in all_deployed], of_row)
+    users = Users(*jnp.asarray(requests.T, jnp.float32))
+    served = wait(loop_of(step, users, jnp.asarray(sequences, jnp.float32), first.backend), first.overheads)
+    ranks = np.array([each.deployment.data for each in all_deployed])[of_row]
+    limited = limits(served.decoding, requests[:, 0] / ranks, first.backend)
+    found = {
+        "first_token_s": served.first_token,
+        "per_token_s": served.per_token,
+        "tokens_per_s_user": served.tokens_per_s_user(),
+        "tokens_per_s_device": served.tokens_per_s_device(step),
+        "decoding_sequences_a_rank": served.decoding,
+        "gpus": np.array([each.deployment.devices for each in all_deployed])[of_row],
+        "weights_B": np.array([each.memory.experts + each.memory.other_weights for each in all_deployed])[of_row],
+        "free_B": np.array([each.memory.free for each in all_deployed])[of_row],
+        "most_sequences_a_rank": sequences,
+    }
+    columns: dict[str, list[object]] = {name: np.asarray(column).tolist() for name, column in found.items()}
+    return columns | {"limited_by": [LIMITS[at] for at in limited]}
+
+
+def _mark_front(rows: list[Row]) -> None:
+    costs = -np.array([[row["tokens_per_s_user"], row["tokens_per_s_device"]] for row in rows])
+    for row, efficient in zip(rows, is_efficient(costs).tolist(), strict=True):
+        row["on_front"] = efficient
