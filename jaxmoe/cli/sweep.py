@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from jaxmoe.cli import sweep_deployments
 from jaxmoe.cli.comparison_output import NONE, as_factor, new_table, print_table, print_warnings
 from jaxmoe.cli.progress import bars_of
 from jaxmoe.cli.session import Interrupts, OutputFolder
@@ -47,6 +49,11 @@ def run(
 ) -> None:
     """Compute the points that the folder lacks, and tell what came out. Or explain a single point."""
     study = read_study(config)
+    if study.has_deployments:
+        refused: dict[str, Any] = {"--explain": explain, "--pareto": pareto, "--elasticities": elasticities}
+        refused |= {"--effects": effects, "--map": wins_map, "--memory": memory, "--ray": ray}
+        sweep_deployments.run(folder, study, partial(_bar, interrupts), refused)
+        return
     if explain is not None:
         space = Space(study)
         told = explained(space, find_point(space.points(), explain))

@@ -8,10 +8,12 @@ from jaxtyping import Float
 
 from jaxmoe.report import style
 
+Plane = tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]  # tokens/s of a user and of a GPU
+
 
 def plot_serving(
     path: Path,
-    curves: Mapping[str, tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]],
+    curves: Mapping[str, Plane],
     concurrencies: Sequence[int],
     title: str,
 ) -> None:
@@ -38,4 +40,24 @@ def plot_serving(
         edgecolor="none",
         title="numbers: requests in flight",
     )
+    style.save(figure, path)
+
+
+def plot_front(path: Path, points: Plane, front: Mapping[str, Plane], title: str) -> None:
+    """Output tokens a second of one user and of one GPU, on logarithmic axes: all deployments, and those of the front.
+
+    Up and to the right is better. `front` has a curve for each case.
+    """
+    style.check_not_empty("front", front)
+    colours, markers = style.strategy_colours(front), style.strategy_markers(front)
+    figure = style.new_figure(7.8, 5.4, title)
+    axes = figure.subplots()
+    axes.scatter(*points, s=4, color="#cccccc", linewidths=0, rasterized=True, label="all deployments", zorder=1)
+    for name, (user, device) in front.items():
+        marker, colour = markers[name], colours[name]
+        axes.plot(user, device, color=colour, marker=marker, markersize=5, linewidth=1.4, label=name, zorder=3)
+    axes.set(xscale="log", yscale="log")
+    style.log_ticks(axes.xaxis, axes.yaxis)
+    style.dress(axes, "output tokens/s of a user", "output tokens/s of a GPU", grid="both")
+    axes.legend(loc="lower left", fontsize=style.TICK_SIZE, frameon=True, facecolor="white", edgecolor="none")
     style.save(figure, path)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.serving.deployment import Count
 from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.memory import DeviceMemory
 from jaxmoe.serving.step import ModelStep, StepLoad
@@ -29,7 +30,7 @@ class Backend(NamedTuple):
     memory_part: float  # of a GPU's memory
     divides: bool = False
 
-    def chunk_of_rank(self, ranks: int) -> float:
+    def chunk_of_rank(self, ranks: Count) -> Given:
         """Tokens of prompts that one of so many data-parallel ranks reads a step at most."""
         return float(self.chunk) / (ranks if self.divides else 1)
 

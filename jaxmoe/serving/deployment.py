@@ -1,12 +1,14 @@
 """How a model is laid over GPUs: parallelism, precisions and the backend that serves it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxmoe.errors import InputError
 from jaxmoe.models import GroupedQueryAttention, MoEModel
 
 Overlap = Literal["serial", "two_batches", "shared_beside_dispatch"]
+Count = Any
+"""A whole number, or in a step that is merged from several layouts an array with those of its rows."""
 Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency"]
 GPUS = 8  # of a node
 # Processors of a GPU that an exchange takes while it runs: NCCL's channels (assumed), those of DeepEP's own example,
@@ -29,9 +31,9 @@ class Deployment:
     """
 
     backend: str
-    tensor: int = 1
-    data: int = 1
-    expert_ranks: int = 1
+    tensor: Count = 1
+    data: Count = 1
+    expert_ranks: Count = 1
     products: str = "bfloat16"
     experts: str = "bfloat16"
     cache: str = "bfloat16"
@@ -51,17 +53,17 @@ class Deployment:
         return self.held if self.overlap == "two_batches" else 0
 
     @property
-    def devices(self) -> int:
+    def devices(self) -> Count:
         return self.tensor * self.data
 
     @property
-    def expert_tensor(self) -> int:
+    def expert_tensor(self) -> Count:
         """GPUs that one expert is cut over."""
         return self.devices // self.expert_ranks
 
 
-def is_one(count: object) -> bool:
-    """Whether all layouts of a step have one of something: an array has the numbers of several, none of which is 1."""
+def is_one(count: Count) -> bool:
+    """Whether all layouts of a step have one of something; an array has the numbers of several layouts."""
     return isinstance(count, int) and count == 1
 
 

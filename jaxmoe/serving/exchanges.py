@@ -17,7 +17,7 @@ from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, KnownExchange
 from jaxmoe.hardware.gpu.files import KernelFileError
 from jaxmoe.hardware.gpu.terms import Numbers
 from jaxmoe.models import MoEModel
-from jaxmoe.serving.deployment import GPUS, Deployment, is_one
+from jaxmoe.serving.deployment import GPUS, Count, Deployment, is_one
 from jaxmoe.serving.kernels import Kernels
 
 HIDDEN_BYTES = 2.0
@@ -69,7 +69,7 @@ class Collectives(StepExchange):
     def _bytes(self, tokens: Numbers) -> Numbers:
         return tokens * self.model.hidden_size * HIDDEN_BYTES
 
-    def _launch(self, operation: str, bytes_: Numbers, ranks: int) -> Launch | None:
+    def _launch(self, operation: str, bytes_: Numbers, ranks: Count) -> Launch | None:
         if is_one(ranks):
             return None
         seconds = self.kernels.collective(operation, bytes_, ranks)

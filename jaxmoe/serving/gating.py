@@ -23,13 +23,16 @@ class ExpertLoadTable(eqx.Module):
     """Mean loads of the most loaded rank, over draws from a popularity of experts that tokens choose by.
 
     Logarithms at `SIZES` tokens of all ranks together, a row for each field of `ExpertLoads` and each of its tiles.
+    Several such tables are one for each row of tokens.
     """
 
-    logs: Float[Array, "size load"]
+    logs: Float[Array, "*row size load"]
 
     def __call__(self, tokens: Numbers) -> ExpertLoads:
         """Loads for so many tokens, of any shape; beyond `SIZES` what falls on experts grows with them."""
         tokens = jnp.asarray(tokens, jnp.float32)
+        if self.logs.ndim > 2:
+            return jax.vmap(lambda logs, count: ExpertLoadTable(logs)(count))(self.logs, tokens)
         sizes = jnp.log(jnp.asarray(SIZES, jnp.float32))
         at = jnp.log(jnp.maximum(tokens, 1.0))
         found = jnp.exp(jax.vmap(lambda log: jnp.interp(at, sizes, log), 1, -1)(self.logs))

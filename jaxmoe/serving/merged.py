@@ -2,32 +2,15 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from jaxmoe.hardware.gpu.terms import ExpertLoads, Numbers
 from jaxmoe.serving.deployment import Deployment
 from jaxmoe.serving.gating import ExpertLoadTable
 from jaxmoe.serving.step import ModelStep
-
-LAYOUT = ("tensor", "data", "expert_ranks")
-
-
-class LoadsByRow(eqx.Module):
-    """Loads of experts by the table of each row; leaves of `tables` are [row, ...]."""
-
-    tables: ExpertLoadTable
-
-    @eqx.filter_jit
-    def __call__(self, tokens: Numbers) -> ExpertLoads:
-        """Loads for so many tokens of each row."""
-        rows = jnp.broadcast_to(tokens, len(self.tables.logs))
-        return jax.vmap(lambda table, count: table(count))(self.tables, rows)
 
 
 class MergedStep(ModelStep):
@@ -38,13 +21,8 @@ class MergedStep(ModelStep):
 
 
 def kind_of(deployment: Deployment) -> Hashable:
-    """What layouts have to have in common to be merged: the same stages, and kernels of the same names.
-
-    DeepEP's exchanges count the GPUs and nodes that a token reaches beforehand, so each layout is a kind of its own.
-    """
-    numbers = tuple(getattr(deployment, name) for name in LAYOUT)
-    shared = replace(deployment, **dict.fromkeys(LAYOUT, 1))
-    return shared, numbers if deployment.exchange != "collectives" else tuple(number == 1 for number in numbers)
+    """What layouts have to have in common to be merged: the same stages, and kernels of the same names."""
+    return replace(deployment, tensor=1, data=1, expert_ranks=1), _fixed(deployment)
 
 
 def merged(steps: Sequence[ModelStep], of_row: Int[np.ndarray, " row"]) -> ModelStep:
@@ -53,11 +31,30 @@ def merged(steps: Sequence[ModelStep], of_row: Int[np.ndarray, " row"]) -> Model
     A batch has the shape of `of_row`, the place in `steps` of each row.
     """
     first = steps[0]
-    layouts: dict[str, Any] = {}
-    for name in LAYOUT:
+    layouts: dict[str, Any] = _fixed(first.deployment)._asdict()
+    for name in (name for name, fixed in layouts.items() if fixed is None):
         numbers = np.array([getattr(step.deployment, name) for step in steps])
-        same = (numbers == numbers[0]).all() and (numbers[0] == 1 or first.deployment.exchange != "collectives")
-        layouts[name] = int(numbers[0]) if same else jnp.asarray(numbers[of_row], jnp.float32)
+        layouts[name] = jnp.asarray(numbers[of_row], jnp.float32)
     logs = np.stack([np.asarray(step.gating.logs) for step in steps])[of_row]
-    gating: Any = LoadsByRow(ExpertLoadTable(jnp.asarray(logs)))
+    gating = ExpertLoadTable(jnp.asarray(logs))
     return MergedStep(first.model, replace(first.deployment, **layouts), first.kernels, gating, first.deepep)
+
+
+class _Fixed(NamedTuple):
+    """Numbers of a layout that stages or names of kernels hang on; `None` for those that do not matter there."""
+
+    tensor: int | None
+    data: int | None
+    expert_ranks: int | None
+
+
+def _fixed(deployment: Deployment) -> _Fixed:
+    """DeepEP counts the GPUs and nodes that a token reaches beforehand, so all its numbers are fixed.
+
+    Two batches take turns, and a sum over one GPU has no turn; elsewhere it is a stage of no time.
+    """
+    numbers = _Fixed(deployment.tensor, deployment.data, deployment.expert_ranks)
+    if deployment.exchange != "collectives":
+        return numbers
+    ones = _Fixed(*(number if number == 1 else None for number in numbers))
+    return ones if deployment.overlap == "two_batches" else ones._replace(tensor=None)

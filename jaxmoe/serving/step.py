@@ -230,7 +230,7 @@ class ModelStep:
         vocabulary = (self.model.vocabulary_size or 0) / self.deployment.tensor
         return self._product(tokens, jnp.maximum(vocabulary, 1.0), self.model.hidden_size, "bfloat16")
 
-    def _product(self, rows: Numbers, columns: float | int, inner: float | int, precision: str) -> Seconds:
+    def _product(self, rows: Numbers, columns: Given, inner: Given, precision: str) -> Seconds:
         return self.free.product(jnp.maximum(rows, 1.0), columns, inner, precision)
 
 

@@ -30,6 +30,7 @@ from jaxmoe.sweep.study import Study
 
 REQUESTS = ("concurrency", "prompt_tokens", "output_tokens")
 KEYS = tuple(f"deployment.{name}" for name in REQUESTS)
+ASKED = (*KEYS[1:], "deployment.gating_spread")
 MOST_AT_ONCE = 4096  # rows of a chunk
 NO_ROOM = "weights and one sequence do not fit into memory"
 TOO_FEW = "there are fewer requests in flight than data-parallel ranks"
@@ -38,6 +39,8 @@ MEASURES = (
     *("first_token_s", "per_token_s", "tokens_per_s_user", "tokens_per_s_device"),
     *("decoding_sequences_a_rank", "gpus", "weights_B", "free_B", "most_sequences_a_rank", "limited_by", "on_front"),
 )
+Case = tuple[tuple[str, str], ...]
+"""Keys and values of what is asked for, the model and its requests: no choice between deployments."""
 LEFT_OUT = "left_out"  # the reason, where there are no measures
 
 
@@ -57,14 +60,24 @@ class DeploymentSweep:
         return [row for row in self.rows if row[LEFT_OUT] is None]
 
     @property
-    def front(self) -> list[Row]:
-        """Rows that no other one beats in tokens/s of a user and of a GPU, the fastest for a user first."""
-        return sorted((row for row in self.priced if row["on_front"]), key=lambda row: -row["tokens_per_s_user"])
+    def fronts(self) -> dict[Case, list[Row]]:
+        """By case, rows that no other one beats in tokens/s of a user and of a GPU, the fastest for a user first."""
+        on_front = (row for row in self.priced if row["on_front"])
+        return by_case(sorted(on_front, key=lambda row: -row["tokens_per_s_user"]))
 
     @property
     def left_out(self) -> dict[str, int]:
         """How many points are left out, by the reason, the most frequent first."""
         return dict(Counter(row[LEFT_OUT] for row in self.rows if row[LEFT_OUT] is not None).most_common())
+
+
+def by_case(rows: Iterable[Row]) -> dict[Case, list[Row]]:
+    """Rows by what is asked for."""
+    found: dict[Case, list[Row]] = {}
+    for row in rows:
+        case = tuple((key, str(value)) for key, value in row.items() if key in ASKED or key.split(".")[0] == "model")
+        found.setdefault(case, []).append(row)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +118,8 @@ def sweep_deployments(study: Study, progress: Progress) -> DeploymentSweep:
             rows[point] |= measures
         done += len(found)
         progress(done, total)
-    _mark_front([row for row in rows if row[LEFT_OUT] is None])
+    for case in by_case(row for row in rows if row[LEFT_OUT] is None).values():
+        _mark_front(case)
     notes = sorted({note for layout in layouts for note in layout.deployed.step.kernels.notes})
     return DeploymentSweep(space, rows, len(kinds), setup_s, time.perf_counter() - start, notes)
 
@@ -115,7 +129,9 @@ def check_deployments(study: Study) -> None:
     config = study.config
     for key in LAYERS_ALONE:
         if key in config.model_fields_set:
-            raise SweepError(f"{study.path}: {key} is given beside axes of deployments, which have whole steps; drop it")
+            raise SweepError(
+                f"{study.path}: {key} is given beside axes of deployments, which have whole steps; drop it"
+            )
     for key in (*config.axes, *config.set, *config.derived):
         if key in METHOD or is_of_system(key):
             raise SweepError(
@@ -197,8 +213,8 @@ def _priced(kinds: Sequence[Sequence[_Layout]]) -> Iterator[Mapping[int, Row]]:
         for start in range(0, len(points), size):
             part = np.minimum(np.arange(start, start + size), len(points) - 1)  # the last one fills a chunk up
             found = _measured(kind, of_row[part], requests[part], sequences[part])
-            places = points[start : start + size].tolist()
-            yield {at: dict(zip(found, row, strict=True)) for at, row in zip(places, zip(*found.values()), strict=False)}
+            rows = zip(*found.values(), strict=True)
+            yield {at: dict(zip(found, row, strict=True)) for at, row in zip(points[part].tolist(), rows, strict=True)}
 
 
 def _measured(
@@ -230,6 +246,10 @@ def _measured(
 
 
 def _mark_front(rows: list[Row]) -> None:
+    """Say which rows of a case are on its front; of equal ones that with the shortest wait for a first token."""
+    rows = sorted(rows, key=lambda row: row["first_token_s"])
     costs = -np.array([[row["tokens_per_s_user"], row["tokens_per_s_device"]] for row in rows])
-    for row, efficient in zip(rows, is_efficient(costs).tolist(), strict=True):
-        row["on_front"] = efficient
+    unique, shortest = np.unique(costs, axis=0, return_index=True)
+    chosen = {*shortest[is_efficient(unique)].tolist()}
+    for at, row in enumerate(rows):
+        row["on_front"] = at in chosen

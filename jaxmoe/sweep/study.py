@@ -233,6 +233,11 @@ class Study:
         return any(map(is_of_system, (*self.config.axes, *self.config.set, *self.config.derived)))
 
     @property
+    def has_deployments(self) -> bool:
+        """Whether points are deployments of a whole model, as `jaxmoe evaluate --phase` times one."""
+        return any(key.startswith("deployment.") for key in (*self.config.axes, *self.config.derived))
+
+    @property
     def searched(self) -> tuple[str, ...]:
         """Metrics of the study that take a search for every machine."""
         return tuple(name for name in SEARCHED if name in self.config.metrics)

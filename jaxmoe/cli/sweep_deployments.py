@@ -1,0 +1,139 @@
+"""`jaxmoe sweep` of a study with axes of a deployment: all points, and the front of a user's and a GPU's tokens."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
+from jaxmoe.cli.session import OutputFolder
+from jaxmoe.cli.sweep_tables import MOST_ROWS
+from jaxmoe.experiment.metrics import Row
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.files import write_table
+from jaxmoe.report import plot_front
+from jaxmoe.report.style import aligned
+from jaxmoe.sweep.deployments import LEFT_OUT, MEASURES, Case, DeploymentSweep, sweep_deployments
+from jaxmoe.sweep.points import SweepError
+from jaxmoe.sweep.results import MANIFEST
+from jaxmoe.sweep.run import Progress, writing
+from jaxmoe.sweep.study import Study
+
+MILLI = 1e-3
+MOST_REASONS = 6
+MOST_TABLES = 3
+SERIES = 6  # of a picture
+Bar = Callable[[], AbstractContextManager[Progress]]
+
+
+def run(folder: OutputFolder, study: Study, bar: Bar, refused: dict[str, Any]) -> None:
+    """Price all deployments of a study; write them, their front and a picture, and print the front."""
+    given = [name for name, value in refused.items() if value]
+    if given:
+        raise SweepError(f"{given[0]} is given, but {study.path} has axes of deployments, which have none; drop it")
+    if (folder.path / MANIFEST).exists():
+        raise SweepError(f"--out: {folder.path} holds results of a sweep of layers; give another folder")
+    with bar() as report:
+        sweep = sweep_deployments(study, report)
+    with writing(folder.path):
+        write_table(folder.target("deployments.csv"), sweep.rows, digits=6)
+        _draw(folder, study, sweep)
+        folder.write_json("summary.json", _summary(study, sweep))
+    _print_fronts(study, sweep)
+    left_out = [f"{count} left out: {reason}" for reason, count in sweep.left_out.items()]
+    more = [f"{len(left_out) - MOST_REASONS} more reasons are in deployments.csv"] * (len(left_out) > MOST_REASONS)
+    print_warnings([*left_out[:MOST_REASONS], *more, *sweep.notes])
+
+
+def _summary(study: Study, sweep: DeploymentSweep) -> dict[str, Any]:
+    """For programs; times are seconds."""
+    return {
+        "command": "sweep",
+        "study": study.config.model_dump(mode="json", by_alias=True),
+        **surroundings(),
+        "deployments": len(sweep.rows),
+        "priced": len(sweep.priced),
+        "kinds": sweep.kinds,
+        LEFT_OUT: sweep.left_out,
+        "fronts": [{"case": dict(case), "deployments": rows} for case, rows in sweep.fronts.items()],
+        "stand_ins": sweep.notes,
+        "wall_s": {"setup": sweep.setup_s, "evaluate": sweep.seconds},
+    }
+
+
+def _axes(sweep: DeploymentSweep) -> list[str]:
+    """Keys of the points whose values differ among those that are priced."""
+    keys = [key for key in sweep.rows[0] if key not in (*MEASURES, LEFT_OUT)]
+    return [key for key in keys if _differs(key, sweep.priced)]
+
+
+def _differs(key: str, rows: Sequence[Row]) -> bool:
+    return len({str(row[key]) for row in rows}) > 1
+
+
+def _told(case: Case) -> str:
+    return ", ".join(f"{_short(key, ' ')} {value}" for key, value in case)
+
+
+def _draw(folder: OutputFolder, study: Study, sweep: DeploymentSweep) -> None:
+    """All deployments and the front of each of the first cases."""
+    fronts = list(sweep.fronts.items())
+    thinned = [fronts[at] for at in _evenly(len(fronts), SERIES)]
+    title = f"{study.config.name}: {len(sweep.priced):,} deployments"
+    planes = {_told(case) or "front": _plane(rows) for case, rows in thinned}
+    plot_front(folder.target("front.png"), _plane(sweep.priced), planes, title)
+
+
+def _plane(rows: Iterable[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens/s of a user and of a GPU."""
+    user, device = np.array([(row["tokens_per_s_user"], row["tokens_per_s_device"]) for row in rows]).T
+    return user, device
+
+
+def _print_fronts(study: Study, sweep: DeploymentSweep) -> None:
+    """A table for each of a few cases, evenly taken."""
+    fronts, axes = list(sweep.fronts.items()), _axes(sweep)
+    shown = _evenly(len(fronts), MOST_TABLES)
+    for at in shown:
+        case, rows = fronts[at]
+        keys = [key for key in axes if key not in dict(case)]
+        _print_front(f"{study.config.name}{': ' if case else ''}{_told(case)}", rows, keys, MOST_ROWS // len(shown))
+    rate = len(sweep.priced) / sweep.seconds
+    went = f"{len(sweep.priced)} of {len(sweep.rows)} deployments priced, {rate:.0f} a second with compilation"
+    if len(shown) < len(fronts):
+        went += f"\nshown are fronts of {len(shown)} of {len(fronts)} cases; deployments.csv has all"
+    Console(highlight=False).print(went, soft_wrap=True)
+
+
+def _print_front(title: str, front: Sequence[Row], axes: Sequence[str], most: int) -> None:
+    """The front of a case, evenly thinned to the rows of a table, with the axes that differ on it."""
+    shown = [front[at] for at in _evenly(len(front), most)]
+    differ = [key for key in axes if _differs(key, front)]
+    alike = ", ".join(f"{_short(key, ' ')} {front[0][key]}" for key in axes if key not in differ)
+    thinned = f", {len(shown)} of {len(front)}" if len(shown) < len(front) else ""
+    table = new_table(
+        f"front of {title}{thinned}", "tokens/s\na user", ("tokens/s\na GPU", "first\ntoken, ms"), alike or None
+    )
+    table.columns[0].justify = "right"
+    for key in differ:
+        table.add_column(escape(_short(key, "\n")), justify="right")
+    table.add_column("limit")
+    scales = {"tokens_per_s_user": 1, "tokens_per_s_device": 1, "first_token_s": 1 / MILLI}
+    cells = [aligned([row[name] * scale for row in shown]) for name, scale in scales.items()]
+    for row, *numbers in zip(shown, *cells, strict=True):
+        limit = row["limited_by"].removeprefix("the ").split()[0]
+        table.add_row(*numbers, *(escape(str(row[key])) for key in differ), limit)
+    print_table(table)
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """Places of at most so many of them, the first and the last among these."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+def _short(key: str, space: str) -> str:
+    """The last part of a key, its words apart."""
+    return key.rpartition(".")[2].replace("_", space)
