@@ -24,6 +24,7 @@ from jaxmoe.sweep.study import Study
 
 MILLI = 1e-3
 MOST_REASONS = 6
+WIDEST = 11  # column of an axis
 MOST_TABLES = 3
 SERIES = 6  # of a picture
 Bar = Callable[[], AbstractContextManager[Progress]]
@@ -114,12 +115,11 @@ def _print_front(title: str, front: Sequence[Row], axes: Sequence[str], most: in
     differ = [key for key in axes if _differs(key, front)]
     alike = ", ".join(f"{_short(key, ' ')} {front[0][key]}" for key in axes if key not in differ)
     thinned = f", {len(shown)} of {len(front)}" if len(shown) < len(front) else ""
-    table = new_table(
-        f"front of {title}{thinned}", "tokens/s\na user", ("tokens/s\na GPU", "first\ntoken, ms"), alike or None
-    )
+    heads = ("tok/s\na user", "tok/s\na GPU", "first\ntoken\nms")
+    table = new_table(f"front of {title}{thinned}", heads[0], heads[1:], alike or None)
     table.columns[0].justify = "right"
     for key in differ:
-        table.add_column(escape(_short(key, "\n")), justify="right")
+        table.add_column(escape(_short(key, "\n")), justify="right", max_width=WIDEST)
     table.add_column("limit")
     scales = {"tokens_per_s_user": 1, "tokens_per_s_device": 1, "first_token_s": 1 / MILLI}
     cells = [aligned([row[name] * scale for row in shown]) for name, scale in scales.items()]

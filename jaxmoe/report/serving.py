@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from jaxmoe.report import style
 
-Plane = tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]  # tokens/s of a user and of a GPU
+Plane = tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"]]  # tokens/s of a user and of a GPU
 
 
 def plot_serving(

@@ -21,6 +21,7 @@ from jaxmoe.experiment.deployment import Deployed, deployed
 from jaxmoe.experiment.metrics import Row
 from jaxmoe.hardware.gpu.files import read_kernels
 from jaxmoe.serving.closed_loop import LIMITS, Users, limits, loop_of, wait
+from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
 from jaxmoe.serving.merged import kind_of, merged
 from jaxmoe.sweep.analysis import is_efficient
@@ -150,7 +151,7 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
         alike.setdefault(text, []).append(at)
     read = cache(read_kernels)
     for places in alike.values():
-        shortest = min(places, key=lambda at: _context([rows[at].get(key, 0) for key in KEYS]))
+        shortest = min(places, key=lambda at: _context(*(rows[at].get(key, 0) for key in KEYS[1:])))
         try:
             own = deployed(space.scenario(points[shortest].values), read)
         except InputError as error:
@@ -164,22 +165,21 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
 
 def _sequences(own: Deployed, requests: Float[np.ndarray, "point request"]) -> Float[np.ndarray, " point"]:
     """Sequences that a rank has memory for, of the lengths of each point."""
-    contexts, which = np.unique(_context(requests.T), return_inverse=True)
+    contexts, which = np.unique(_context(requests[:, 1], requests[:, 2]), return_inverse=True)
     sizes = [cache_bytes(own.step.model, own.deployment, float(context)) for context in contexts]
     return np.array([replace(own.memory, cache_per_sequence=size).sequences for size in sizes])[which]
 
 
-def _context(requests: Sequence[float] | np.ndarray) -> float | np.ndarray:
+def _context(prompt: Given, output: Given) -> Given:
     """Tokens of a sequence on average."""
-    _, prompt, output = requests
     return prompt + output / 2
 
 
 def _with_room(layout: _Layout, rows: list[Row]) -> _Layout:
     """The layout without points that do not fit, or that leave ranks without a request, which get the reason."""
     fits, enough = layout.sequences >= 1, layout.requests[:, 0] >= layout.deployed.deployment.data
-    _leave_out(rows, layout.points[~fits], NO_ROOM)
-    _leave_out(rows, layout.points[fits & ~enough], TOO_FEW)
+    _leave_out(rows, layout.points[~fits].tolist(), NO_ROOM)
+    _leave_out(rows, layout.points[fits & ~enough].tolist(), TOO_FEW)
     kept = fits & enough
     return _Layout(layout.deployed, layout.points[kept], layout.requests[kept], layout.sequences[kept])
 

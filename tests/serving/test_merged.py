@@ -35,7 +35,7 @@ def test_rows_of_several_layouts_are_those_of_each(model, kind):
     assert len({kind_of(step.deployment) for step in steps}) == 1
     found = waits(merged(steps, OF_ROW), REQUESTS)
     for at, step in enumerate(steps):
-        own = np.flatnonzero(OF_ROW == at)
+        own = np.flatnonzero(at == OF_ROW)
         assert found[:, own] == pytest.approx(waits(step, REQUESTS[own]), rel=2e-6)
 
 

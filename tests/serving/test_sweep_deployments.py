@@ -1,0 +1,163 @@
+"""`jaxmoe sweep` over deployments: each point as `evaluate --phase` tells it, fronts, what is left out, errors."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from test_evaluate_phase import evaluate, scenario
+from typer.testing import CliRunner
+
+from jaxmoe.cli.app import app
+from jaxmoe.config import load_scenario
+from jaxmoe.experiment.deployment import deployed
+from jaxmoe.sweep.deployments import NO_ROOM, TOO_FEW, sweep_deployments
+from jaxmoe.sweep.study import read_study
+
+__all__ = ["scenario"]  # a fixture
+MEMORY = "hardware.die.memory_capacity_GB"
+AXES = {
+    "deployment.tensor": [1, 2, 3],
+    "deployment.data": [1, 2],
+    "deployment.expert_ranks": [1, 2],
+    "deployment.overlap": ["serial", "two_batches"],
+    "deployment.concurrency": [1, 16, 700],
+    "deployment.prompt_tokens": [128, 3000],
+    MEMORY: [20, 6],
+}
+SET = {"deployment.processors": 4}
+SERVED = ("first_token_s", "per_token_s", "tokens_per_s_user", "tokens_per_s_device", "decoding_sequences_a_rank")
+
+
+@pytest.fixture
+def study(scenario, tmp_path):
+    def write(**sections: object) -> Path:
+        path = tmp_path / "study.yaml"
+        path.write_text(
+            yaml.safe_dump({"name": "made up", "scenario": str(scenario), "axes": AXES, "set": SET} | sections)
+        )
+        return path
+
+    return write
+
+
+def sweep(*arguments: object):
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+def values_of(row) -> list[str]:
+    return [f"{key}={value}" for key, value in ({key: row[key] for key in AXES} | SET).items()]
+
+
+@pytest.fixture
+def found(study):
+    return sweep_deployments(read_study(study()), lambda done, total: None)
+
+
+def test_points_are_what_each_deployment_tells_by_itself(found, scenario):
+    sampled = [row for row in found.priced if row["deployment.concurrency"] >= 16][::7]
+    assert len(sampled) > 8
+    for row in sampled:
+        own = deployed(load_scenario(scenario, values_of(row)))
+        served = own.serve()
+        told = served.first_token, served.per_token, served.tokens_per_s_user()
+        told = [*told, served.tokens_per_s_device(own.step), served.decoding]
+        assert [row[name] for name in SERVED] == pytest.approx([float(each) for each in told], rel=2e-6)
+        assert row["free_B"] == pytest.approx(own.memory.free)
+        assert row["most_sequences_a_rank"] == pytest.approx(own.memory.sequences)
+        assert row["gpus"] == row["deployment.tensor"] * row["deployment.data"]
+
+
+def test_a_point_is_what_evaluate_prints(found, scenario, tmp_path):
+    row = next(row for row in found.priced if [row[key] for key in AXES] == [2, 2, 2, "two_batches", 16, 3000, 20])
+    done = evaluate(
+        scenario, "--phase", "decode", "--out", tmp_path / "out", *(f"--set={each}" for each in values_of(row))
+    )
+    assert done.exit_code == 0, done.output
+    served = json.loads((tmp_path / "out" / "summary.json").read_text())["served"]
+    assert [row[name] for name in SERVED] == pytest.approx([served[name] for name in SERVED], rel=1e-6)
+    assert "the users in flight" in done.output
+    assert row["limited_by"] == "the users in flight"
+
+
+def test_what_cannot_be_is_left_out_with_the_reason(found):
+    for row in found.rows:
+        reason = row["left_out"]
+        ranks, gpus = row["deployment.expert_ranks"], row["deployment.tensor"] * row["deployment.data"]
+        if row["deployment.tensor"] == 3:
+            assert reason.startswith("deployment.tensor is 3; expected a divisor of the 8 heads")
+        elif gpus % ranks:
+            assert reason.startswith("deployment.expert_ranks is 2; expected a divisor of 1 GPUs")
+        elif row["deployment.concurrency"] < row["deployment.data"]:
+            assert reason == TOO_FEW
+        else:
+            assert reason is None
+        assert (row.get("tokens_per_s_user") is None) == (reason is not None)
+    assert sum(found.left_out.values()) + len(found.priced) == len(found.rows) == 3 * 2 * 2 * 2 * 3 * 2 * 2
+
+
+def test_lengths_that_do_not_fit_are_left_out_alone(study):
+    """0.3 GB are left for sequences of 6 layers' worth of 768 B a token: 128 tokens fit, a million do not."""
+    axes = {"deployment.prompt_tokens": [128, 1_000_000], MEMORY: [4.9]}
+    found = sweep_deployments(read_study(study(axes=axes)), lambda done, total: None)
+    assert [row["left_out"] for row in found.rows] == [None, NO_ROOM]
+    few = [row for row in found.rows if row["left_out"] is None]
+    assert few[0]["free_B"] / (3 * 2 * 32 * 2 * 160) == pytest.approx(few[0]["most_sequences_a_rank"])
+
+
+def test_no_point_beats_one_of_a_front_of_its_case(found):
+    for case, front in found.fronts.items():
+        ((key, value),) = case
+        rows = [row for row in found.priced if str(row[key]) == value]
+        for own in front:
+            assert not any(
+                row["tokens_per_s_user"] >= own["tokens_per_s_user"]
+                and row["tokens_per_s_device"] > own["tokens_per_s_device"]
+                for row in rows
+            )
+        users = [row["tokens_per_s_user"] for row in front]
+        assert users == sorted(users, reverse=True)
+        assert max(row["tokens_per_s_device"] for row in rows) == front[-1]["tokens_per_s_device"]
+    assert len(found.fronts) == 2
+
+
+def test_the_command_writes_all_points_and_prints_fronts_in_80_columns(study, tmp_path, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    done = sweep(study(), "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "front of made up: prompt tokens 128" in done.output
+    assert "left out: deployment.tensor is 3" in done.output.replace("\n", " ")
+    tables = [line for line in done.stdout.splitlines() if line.startswith(("│", "┃", "└"))]
+    assert tables
+    assert max(map(len, tables)) <= 80
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"summary.json", "front.png", "deployments.csv"}
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    with (tmp_path / "out" / "deployments.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == summary["deployments"] == summary["priced"] + sum(summary["left_out"].values())
+    on_front = [row for row in rows if row["on_front"] == "True"]
+    assert len(on_front) == sum(len(front["deployments"]) for front in summary["fronts"])
+
+
+REFUSED = {
+    "strategy": ({"axes": AXES | {"strategy": ["tp"]}}, [], "strategy is given beside axes of deployments"),
+    "metrics": ({"metrics": ["total"]}, [], "metrics is given beside axes of deployments"),
+    "option": ({}, ["--elasticities"], "--elasticities is given"),
+    "none": (
+        {"axes": {"deployment.tensor": [3]}},
+        [],
+        "no deployment can be priced. The first: deployment.tensor is 3",
+    ),
+    "memory": ({"set": {MEMORY: 1}, "axes": {"deployment.tensor": [1]}}, [], "does not fit on 1 GPUs"),
+    "key": ({"axes": {"deployment.tensors": [1]}}, [], "deployment.tensors"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_swept_is_told_before_any_file(study, tmp_path, case):
+    sections, options, said = REFUSED[case]
+    done = sweep(study(**sections), "--out", tmp_path / "out", *options)
+    assert done.exit_code == 2, done.output
+    assert said in done.output.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
