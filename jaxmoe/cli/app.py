@@ -242,6 +242,8 @@ def sweep(
 ) -> None:
     """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was.
 
+    A study with axes under deployment prices whole models as they are served: fronts of a user's and a GPU's tokens.
+
     Example: jaxmoe sweep studies/dse/quickstart.yaml --pareto total,utilisation --out runs/sweep
     """
 

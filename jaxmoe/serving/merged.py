@@ -21,7 +21,7 @@ class MergedStep(ModelStep):
 
 
 def kind_of(deployment: Deployment) -> Hashable:
-    """What layouts have to have in common to be merged: the same stages, and kernels of the same names."""
+    """A key that layouts share which can be merged: they have the same stages, and kernels of the same names."""
     return replace(deployment, tensor=1, data=1, expert_ranks=1), _fixed(deployment)
 
 

@@ -4,7 +4,6 @@ Points that differ in nothing but requests are one layout. Layouts of a kind, wi
 priced together, in chunks of one size, so that hardly anything is compiled for another layout.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -147,8 +146,7 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
     """Layouts that can be; points of the others get the reason."""
     alike: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
-        text = json.dumps({key: value for key, value in row.items() if key not in KEYS}, sort_keys=True)
-        alike.setdefault(text, []).append(at)
+        alike.setdefault(str([value for key, value in row.items() if key not in KEYS]), []).append(at)
     read = cache(read_kernels)
     for places in alike.values():
         shortest = min(places, key=lambda at: _context(*(rows[at].get(key, 0) for key in KEYS[1:])))
