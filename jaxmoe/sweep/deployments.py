@@ -72,11 +72,12 @@ class DeploymentSweep:
 
 
 def by_case(rows: Iterable[Row]) -> dict[Case, list[Row]]:
-    """Rows by what is asked for."""
+    """Rows by what is asked for; there is one at least, and all have the same keys."""
     found: dict[Case, list[Row]] = {}
+    rows = list(rows)
+    asked = [key for key in rows[0] if key in ASKED or key.split(".")[0] == "model"]
     for row in rows:
-        case = tuple((key, str(value)) for key, value in row.items() if key in ASKED or key.split(".")[0] == "model")
-        found.setdefault(case, []).append(row)
+        found.setdefault(tuple((key, str(row[key])) for key in asked), []).append(row)
     return found
 
 

@@ -7,7 +7,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,7 @@ class Space:
 
     def content(self, values: Values) -> str:
         """A digest of what the files hold that a point's values name; nothing where they name none."""
-        texts = {key: value for key, value in values.items() if not is_number(value)}
-        named = {key: value for key, value in texts.items() if key.split(".")[0] in FOLDERS or is_of_system(key)}
+        named = {key: value for key, value in values.items() if _names_files(key) and not is_number(value)}
         cached = json.dumps(named, sort_keys=True)
         if cached not in self._contents:
             self._contents[cached] = self._content(named) if named else ""
@@ -284,6 +283,12 @@ class _View(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.known)
+
+
+@cache
+def _names_files(key: str) -> bool:
+    """Whether values at a key may name files."""
+    return key.split(".")[0] in FOLDERS or is_of_system(key)
 
 
 def _files(whole: Values) -> dict[str, str]:
