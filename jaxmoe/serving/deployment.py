@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from jaxmoe.errors import InputError
 from jaxmoe.models import GroupedQueryAttention, MoEModel
 
@@ -64,7 +66,7 @@ class Deployment:
 
 def is_one(count: Count) -> bool:
     """Whether all layouts of a step have one of something; an array has the numbers of several layouts."""
-    return isinstance(count, int) and count == 1
+    return np.ndim(count) == 0 and bool(count == 1)
 
 
 def check_deployment(model: MoEModel, deployment: Deployment) -> None:

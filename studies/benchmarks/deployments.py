@@ -1,8 +1,8 @@
 """Deployments of a whole model that a sweep prices in a second; see README.md.
 
 The sweep runs in a process that has compiled nothing, then again. The baseline prices some of its points one at a
-time, compiled as well, and has to tell the same. Seconds are those of processors, so that other work counts less, but for
-pricing alone, after points are made and checked, whose seconds are those of the clock.
+time, compiled as well, and has to tell the same. Seconds are those of processors, so that other work counts less; those
+of pricing alone, after points are made and checked, are of the clock.
 """
 
 import resource
