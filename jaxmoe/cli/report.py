@@ -117,6 +117,8 @@ def _page(results: Path, summary: dict[str, Any]) -> Page:
     """The page of a run of a command."""
     command = summary["command"]
     builder = partial(plain_blocks, results) if command in PLAIN else BUILDERS.get(command)
+    if command == "sweep":  # of layers it has a manifest
+        raise ReportError(f"{results} is of a sweep over deployments, which has no page; see front.png there")
     if builder is None:
         raise ReportError(
             f"{results / SUMMARY}: command is {command!r}, expected one of {', '.join([*BUILDERS, *PLAIN, 'sweep'])}"
