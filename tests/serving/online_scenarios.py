@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.step_table import StepTable, Term
@@ -63,6 +64,18 @@ def drawn_table(rng: np.random.Generator) -> StepTable:
             Term("head", ("sequences",), (tokens,), rising(4)),
         )
     )
+
+
+def drawn_changes(seed: int, fleet: Fleet) -> list[Change]:
+    """Changes of all engines between three tables, some long after a scenario ends, some at one moment."""
+    rng = np.random.default_rng([seed, 1])
+    count = int(rng.integers(1, 30))
+    tables = [drawn_table(rng) for _ in range(3)]
+    times = np.sort(np.round(rng.uniform(0, rng.choice([0.05, 1, 20]), count), int(rng.integers(1, 6))))
+    pauses = rng.choice([0.0, 0.03, 0.7], count)
+    engines = rng.integers(0, fleet.all_engines, count)
+    rows = zip(times.tolist(), rng.integers(0, 3, count).tolist(), pauses.tolist(), engines.tolist(), strict=True)
+    return [Change(at, tables[table], pause, engine) for at, table, pause, engine in rows]
 
 
 def _engine(rng: np.random.Generator) -> Engine:

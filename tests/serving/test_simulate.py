@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from online_scenarios import constant, drawn_scenario
+from online_scenarios import constant, drawn_changes, drawn_scenario
 
 from jaxmoe.errors import InputError
+from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.reference import serve_plainly
 from jaxmoe.serving.online.requests import Requests
@@ -32,10 +33,10 @@ def times_of(served: Served) -> list[list[float]]:
     return [list(each) for each in np.split(served.token_times, served.token_starts[1:-1])]
 
 
-def both(requests: Requests, fleet: Fleet, table: StepTable = SECOND) -> Served:
+def both(requests: Requests, fleet: Fleet, table: StepTable = SECOND, *changes: Change) -> Served:
     """Results of the plain simulator, once the compiled one has the same."""
-    plain = serve_plainly(requests, fleet, table)
-    assert_same(plain, serve(requests, fleet, table, token_times=True, steps=True))
+    plain = serve_plainly(requests, fleet, table, changes=changes)
+    assert_same(plain, serve(requests, fleet, table, token_times=True, steps=True, changes=changes))
     return plain
 
 
@@ -121,6 +122,47 @@ def test_a_batch_made_ahead_leaves_out_who_comes_meanwhile():
     assert list(at_once.queued) == list(ahead.queued) == [0, 1]
 
 
+def test_steps_take_another_table_from_a_time_on():
+    """The step that begins at 2 is the first to take 0.5 s, after weights have moved for 0.25 s."""
+    served = both(requests_of((0, 1, 6)), Fleet(Engine()), SECOND, Change(1.5, constant(0.5), pause=0.25))
+    assert times_of(served) == [[1, 2, 2.75, 3.25, 3.75, 4.25]]
+    assert served.steps is not None
+    np.testing.assert_allclose(served.steps.seconds, [1, 1, 0.75, 0.5, 0.5, 0.5])
+
+
+def test_a_step_that_begins_with_a_change_takes_its_table():
+    assert times_of(both(requests_of((0, 1, 3)), Fleet(Engine()), SECOND, Change(1.0, constant(3.0)))) == [[1, 4, 7]]
+
+
+def test_changes_before_one_step_add_up_and_wait_for_it():
+    """The engine is idle from 1 s on, until a request comes at 5 s; the other engine is not changed."""
+    changes = Change(2.0, constant(9.0), 0.5), Change(3.0, constant(2.0), 0.25)
+    served = both(requests_of((0, 1, 1), (0, 1, 1), (5, 1, 2), (5, 1, 2)), Fleet(Engine(), 2), SECOND, *changes)
+    assert times_of(served) == [[1], [1], [7.75, 9.75], [6, 7]]
+
+
+def test_engines_of_a_decode_pool_change_too():
+    pool = DecodePool(Engine(), kv_bytes_per_token=0.0, bytes_per_s=1.0)
+    served = both(requests_of((0, 1, 3)), Fleet(Engine(), decode=pool), SECOND, Change(0.0, constant(4.0), engine=1))
+    assert times_of(served) == [[1, 5, 9]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ([Change(0.0, SECOND, engine=1)], r"changes\[0\]\.engine is 1; expected 0 to 0"),
+        ([Change(3.0, SECOND), Change(2.0, SECOND)], r"changes\[1\]\.at is 2 s, after one at 3 s"),
+        ([Change(np.nan, SECOND)], r"changes\[0\]\.at is nan"),
+        ([Change(0.0, SECOND, pause=-1.0)], r"changes\[0\]\.pause is -1 s"),
+        ([Change(0.0, SECOND, pause=np.inf)], r"changes\[0\]\.pause is inf s"),
+    ],
+)
+def test_changes_that_cannot_be(changes, told):
+    for simulate in (serve, serve_plainly):
+        with pytest.raises(InputError, match=told):
+            simulate(requests_of((0, 1, 1)), Fleet(Engine()), SECOND, changes=changes)
+
+
 def test_routers():
     requests = requests_of((0, 1, 9), (0, 1, 1), (2, 1, 1), (2, 1, 1))
     assert list(both(requests, Fleet(Engine(), 2)).engine) == [0, 1, 0, 1]
@@ -140,6 +182,25 @@ def test_compiled_as_plain(seed):
     assert_same(plain, serve(requests, fleet, table, decode_table, token_times=True, steps=True))
     brief = replace(plain, token_starts=np.zeros(0, int), token_times=np.zeros(0), steps=None)
     assert_same(brief, serve(requests, fleet, table, decode_table))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_compiled_as_plain_with_changes(seed):
+    requests, fleet, table, decode_table = drawn_scenario(seed)
+    changes = drawn_changes(seed, fleet)
+    plain = serve_plainly(requests, fleet, table, decode_table, changes)
+    assert_same(plain, serve(requests, fleet, table, decode_table, token_times=True, steps=True, changes=changes))
+    brief = replace(plain, token_starts=np.zeros(0, int), token_times=np.zeros(0), steps=None)
+    assert_same(brief, serve(requests, fleet, table, decode_table, changes=changes))
+
+
+def test_changes_of_random_scenarios_matter():
+    scenarios = [drawn_scenario(seed) for seed in range(50)]
+    ends = [
+        (serve(*each).finish, serve(*each, changes=drawn_changes(seed, each.fleet)).finish)
+        for seed, each in enumerate(scenarios)
+    ]
+    assert sum(not np.array_equal(before, after) for before, after in ends) > 40
 
 
 def test_random_scenarios_have_all_that_can_happen():

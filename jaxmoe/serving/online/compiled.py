@@ -43,6 +43,14 @@ class Clock(NamedTuple):
     link: Float[np.ndarray, "2"]
     transfer_ends: Float[np.ndarray, " W"]
     transfer_rows: Int[np.ndarray, " W"]
+    table: Int[np.ndarray, " E"]  # which table says what a step takes
+    pause: Float[np.ndarray, " E"]  # by which the next step is longer
+    due: Float[np.ndarray, " E"]  # when the next change comes, infinite without any
+    next_change: Int[np.ndarray, " E"]
+    first_change: Int[np.ndarray, " E+1"]
+    change_at: Float[np.ndarray, " C"]
+    change_table: Int[np.ndarray, " C"]
+    change_pause: Float[np.ndarray, " C"]
 
 
 # `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
@@ -87,11 +95,12 @@ def _run(clock, queues, memory, tables, records, features):
             _send(clock, queues, memory, now)
         for engine in range(engines):
             if clock.ends[engine] == np.inf:
+                _change(clock, engine, now)
                 seconds, quiet[engine] = begin_step(
                     queues, memory, tables, records, counts, features, _where(clock, engine), now
                 )
                 if seconds >= 0:
-                    clock.ends[engine] = now + seconds
+                    clock.ends[engine], clock.pause[engine] = now + seconds, 0.0
         for engine in range(engines):
             if quiet[engine]:
                 quiet[engine], ends, until = False, clock.ends[engine], _until(clock, engine)
@@ -103,15 +112,27 @@ def _run(clock, queues, memory, tables, records, features):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _where(clock, engine):
-    """Number of an engine, its first rank, that after its last, and its table."""
-    table = 0 if engine < clock.first_engine[1] else 1
-    return engine, clock.first_rank[engine], clock.first_rank[engine + 1], table
+    """Number of an engine, its first rank, that after its last, its table, and the pause before its next step."""
+    first, end = clock.first_rank[engine], clock.first_rank[engine + 1]
+    return engine, first, end, clock.table[engine], clock.pause[engine]
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _change(clock, engine, now):
+    """Take the tables whose time has come."""
+    while clock.due[engine] <= now:
+        at = clock.next_change[engine]
+        clock.table[engine] = clock.change_table[at]
+        clock.pause[engine] += clock.change_pause[at]
+        clock.next_change[engine] = at + 1
+        clock.due[engine] = clock.change_at[at + 1] if at + 1 < clock.first_change[engine + 1] else np.inf
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
 def _until(clock, engine):
-    """A time before which no request can come to an engine."""
+    """A time before which no request can come to an engine, and its table stays."""
     users, reading, row = clock.users[0] >= 0, clock.first_engine[1], clock.counts[ROW]
     until = _next_sending(clock)
     if not users and not clock.least_loaded[0] and engine < reading:  # in turn
@@ -124,7 +145,7 @@ def _until(clock, engine):
     for other in range(others):
         if other != engine:
             until = min(until, clock.ends[other])
-    return until
+    return min(until, clock.due[engine])
 
 
 @njit(cache=True, nogil=True)

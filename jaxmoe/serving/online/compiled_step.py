@@ -58,7 +58,7 @@ def begin_step(queues, memory, tables, records, counts, features, where, now):
 
     Returns its seconds, below 0 if there is nothing to do, and whether it may be the first of quiet steps.
     """
-    engine, first, end, table = where
+    engine, first, end, table, pause = where
     ahead, total, quiet = memory.pools[memory.pool_of[first], AHEAD] == 1, 0, True
     if ahead:
         total = _schedule(queues, memory, first, end, now)
@@ -73,7 +73,7 @@ def begin_step(queues, memory, tables, records, counts, features, where, now):
         quiet &= sums[READ] == 0 and sums[LOST] == 0 and sums[DECODING] == queues.running[rank]
         quiet &= queues.seen[rank] == queues.waiting[rank]
     _fill(queues, features, first, end)
-    seconds = step_seconds(tables, table, features[: end - first], False)
+    seconds = pause + step_seconds(tables, table, features[: end - first], False)
     if len(records.step_times) > 0:
         _log(queues, memory, records, counts, engine, first, end, now, seconds)
     if ahead:
@@ -112,7 +112,7 @@ def _fill(queues, features, first, end):
 @no_type_check
 def quiet_steps(queues, memory, tables, records, counts, features, where, ends, until):
     """Take quiet steps after one that `ends`, as long as they begin before `until`. Returns the end of the last."""
-    engine, first, end, table = where
+    engine, first, end, table, _ = where
     steps, most, logs = 0, _most_quiet(queues, memory, first, end), len(records.step_times) > 0
     records_all = logs or len(records.token_times) > 0
     while steps < most and ends < until and (not logs or counts[LOGGED] < len(records.step_times)):

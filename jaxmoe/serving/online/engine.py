@@ -96,6 +96,11 @@ class Fleet:
         if self.users is not None and self.users < 1:
             raise InputError(f"fleet.users is {self.users}; expected 1 or more, or leave it out for arrivals alone")
 
+    @property
+    def all_engines(self) -> int:
+        """Engines, with those of a decode pool."""
+        return self.engines + (self.decode.engines if self.decode else 0)
+
     def check(self, requests: Requests) -> None:
         """Raise `InputError` for requests that can never be served, and prefixes that blocks do not divide."""
         pools = [("engine", self.engine)] + ([("decode.engine", self.decode.engine)] if self.decode else [])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.engine import Engine, Fleet, Router
 from jaxmoe.serving.online.reference_rank import Job, Rank
 from jaxmoe.serving.online.requests import Requests
@@ -18,17 +19,25 @@ from jaxmoe.serving.online.step_table import FEATURES, StepTable
 ALL_TOKENS, MOST_TOKENS = FEATURES.index("all_tokens"), FEATURES.index("most_tokens")
 
 
-def serve_plainly(requests: Requests, fleet: Fleet, table: StepTable, decode_table: StepTable | None = None) -> Served:
+def serve_plainly(
+    requests: Requests,
+    fleet: Fleet,
+    table: StepTable,
+    decode_table: StepTable | None = None,
+    changes: Sequence[Change] = (),
+) -> Served:
     """All that `serve` tells, token times and steps included."""
     fleet.check(requests)
-    return _Simulation(requests, fleet, table, decode_table or table).run()
+    check_changes(changes, fleet.all_engines)
+    return _Simulation(requests, fleet, table, decode_table or table, changes).run()
 
 
 class _Running:
     """An engine of `ranks` in lockstep and the end of its step under way."""
 
-    def __init__(self, engine: Engine, table: StepTable, number: int) -> None:
+    def __init__(self, engine: Engine, table: StepTable, number: int, changes: Sequence[Change]) -> None:
         self.ranks = [Rank(engine) for _ in range(engine.ranks)]
+        self.changes = [change for change in changes if change.engine == number]
         self.turn = _Turn("least_loaded", len(self.ranks))
         self.table, self.number, self.end = table, number, math.inf
         self.lookahead = engine.lookahead
@@ -39,6 +48,14 @@ class _Running:
 
     def load(self) -> int:
         return sum(rank.load() for rank in self.ranks)
+
+    def change(self, now: float) -> float:
+        """Take the tables whose time has come. Returns the pause, in seconds."""
+        pause = 0.0
+        while self.changes and self.changes[0].at <= now:
+            change = self.changes.pop(0)
+            self.table, pause = change.table, pause + change.pause
+        return pause
 
 
 class _Turn:
@@ -55,13 +72,16 @@ class _Turn:
 
 
 class _Simulation:
-    def __init__(self, requests: Requests, fleet: Fleet, table: StepTable, decode_table: StepTable) -> None:
+    def __init__(
+        self, requests: Requests, fleet: Fleet, table: StepTable, decode_table: StepTable, changes: Sequence[Change]
+    ) -> None:
         self.requests, self.fleet = requests, fleet
-        self.first = [_Running(fleet.engine, table, number) for number in range(fleet.engines)]
+        self.first = [_Running(fleet.engine, table, number, changes) for number in range(fleet.engines)]
         self.first_turn, decode = _Turn(fleet.router, fleet.engines), fleet.decode
         self.later: list[_Running] = []
         if decode:
-            self.later = [_Running(decode.engine, decode_table, fleet.engines + each) for each in range(decode.engines)]
+            numbers = range(fleet.engines, fleet.all_engines)
+            self.later = [_Running(decode.engine, decode_table, number, changes) for number in numbers]
             self.later_turn = _Turn(decode.router, decode.engines)
         self.transfers: list[tuple[float, int, Job, Rank]] = []
         self.next, self.in_flight = 0, 0
@@ -134,7 +154,7 @@ class _Simulation:
         tokens = features[:, FEATURES.index("tokens")]
         features[:, ALL_TOKENS], features[:, MOST_TOKENS] = tokens.sum(), tokens.max()
         if tokens.any():
-            seconds = engine.table.seconds(features)
+            seconds = engine.change(now) + engine.table.seconds(features)
             engine.end = now + seconds
             counts = [(len(rank.running), len(rank.waiting), rank.blocks.used) for rank in engine.ranks]
             self.steps.append((engine.number, now, seconds, int(tokens.sum()), *map(sum, zip(*counts, strict=True))))

@@ -1,10 +1,11 @@
 """Serve requests with engines over time, compiled by Numba: several calls run side by side on threads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.compiled import Clock, run
 from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, QUEUED, SCHEDULED, SENT, SUM_COLUMNS, Queues
 from jaxmoe.serving.online.compiled_step import LOGGED, Records
@@ -43,16 +44,21 @@ def serve(
     decode_table: StepTable | None = None,
     token_times: bool = False,
     steps: bool = False,
+    changes: Sequence[Change] = (),
 ) -> Served:
-    """Where and when each request is served by engines whose steps take what `table` says.
+    """Where and when each request is served by engines whose steps take what `table` says, until `changes` of it.
 
     Steps of a decode pool take `decode_table`, or `table` too. Raises `InputError` for requests that can never be
-    served.
+    served, and changes that cannot be.
     """
     fleet.check(requests)
+    check_changes(changes, fleet.all_engines)
     engines = [fleet.engine] * fleet.engines + ([fleet.decode.engine] * fleet.decode.engines if fleet.decode else [])
     ranks = [engine for engine in engines for _ in range(engine.ranks)]
-    clock, memory = _clock(requests, fleet, engines), _memory(requests, fleet, ranks)
+    first_tables = [table] * fleet.engines + [decode_table or table] * (len(engines) - fleet.engines)
+    numbers = {each: at for at, each in enumerate(dict.fromkeys([*first_tables, *(each.table for each in changes)]))}
+    clock = _clock(requests, fleet, engines, [numbers[each] for each in first_tables], changes, numbers)
+    memory = _memory(requests, fleet, ranks)
     queues = _queues(len(requests), ranks)
     token_starts = np.concatenate([[0], np.cumsum(requests.output)]) if token_times else np.zeros(0, np.int64)
     log = LOG + len(engines) if steps else 0
@@ -63,7 +69,7 @@ def serve(
         np.zeros((log, 2)),
     )
     most = max(engine.ranks for engine in engines)
-    tables, features = pack([table, decode_table or table], most), np.zeros((most, len(FEATURES)))
+    tables, features = pack(list(numbers), most), np.zeros((most, len(FEATURES)))
     logged, done = [], False
     while not done:
         done = run(clock, queues, memory, tables, records, features)
@@ -96,8 +102,17 @@ def _steps(logged: Sequence[tuple[Int[np.ndarray, "L 5"], Float[np.ndarray, "L 2
     return StepLog(engine, start, seconds, tokens, running, waiting, kv_blocks)
 
 
-def _clock(requests: Requests, fleet: Fleet, engines: Sequence[Engine]) -> Clock:
-    decode = fleet.decode
+def _clock(
+    requests: Requests,
+    fleet: Fleet,
+    engines: Sequence[Engine],
+    tables: Sequence[int],
+    changes: Sequence[Change],
+    numbers: Mapping[StepTable, int],
+) -> Clock:
+    decode, changes = fleet.decode, sorted(changes, key=lambda each: each.engine)  # times of an engine keep their order
+    first_change = np.searchsorted([each.engine for each in changes], np.arange(len(engines) + 1))
+    at = np.array([each.at for each in changes], float)
     on_way = len(requests) if decode else 0
     return Clock(
         arrival=np.asarray(requests.arrival, float),
@@ -113,6 +128,14 @@ def _clock(requests: Requests, fleet: Fleet, engines: Sequence[Engine]) -> Clock
         link=np.array([decode.latency_s, decode.seconds_per_token()] if decode else [0.0, 0.0]),
         transfer_ends=np.zeros(on_way),
         transfer_rows=np.zeros(on_way, np.int64),
+        table=np.array(tables),
+        pause=np.zeros(len(engines)),
+        due=np.append(at, np.inf)[np.where(np.diff(first_change) > 0, first_change[:-1], len(at))],
+        next_change=first_change[:-1].copy(),
+        first_change=first_change,
+        change_at=at,
+        change_table=np.array([numbers[each.table] for each in changes], np.int64),
+        change_pause=np.array([each.pause for each in changes], float),
     )
 
 
