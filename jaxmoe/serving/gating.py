@@ -1,12 +1,13 @@
 """Loads of the experts of a rank, by how many tokens are routed: drawn once for a grid of sizes, then interpolated."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from scipy.stats import norm
 
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Numbers
@@ -54,22 +55,50 @@ def expert_loads(
     """
     rng = np.random.default_rng(seed)
     chances = rng.permutation(np.exp(spread * norm.ppf((np.arange(experts) + 0.5) / experts)))
-    slots = experts + redundant
-    held = eplb(chances, slots, ranks) if redundant else np.arange(experts)
-    copies = np.bincount(held, minlength=experts)
+    held = eplb(chances, experts + redundant, ranks) if redundant else np.arange(experts)
+
+    def draw(choices: int) -> Int[np.ndarray, "draw expert"]:
+        if spread > 0:
+            return rng.multinomial(choices, chances / chances.sum(), size=DRAWS)
+        return np.tile(_even(choices, experts), (DRAWS, 1))
+
+    return _table(draw, np.tile(held, (DRAWS, 1)), top_k, ranks)
+
+
+def loads_of_layers(
+    shares: Float[np.ndarray, "layer expert"],
+    held: Int[np.ndarray, "layer slot"],
+    top_k: int,
+    ranks: int,
+    seed: int = 0,
+) -> ExpertLoadTable:
+    """The table of layers whose experts have such shares of all choices, the mean over layers.
+
+    `held` says which expert each slot has; ranks have equally many slots, one rank after another. Choices are taken as
+    independent, and copies of an expert have equal parts of its choices. Of one seed all have the same draws.
+    """
+    rng = np.random.default_rng(seed)
+    chances = shares / shares.sum(axis=1, keepdims=True)
+    return _table(lambda choices: rng.multinomial(choices, chances), held, top_k, ranks)
+
+
+def _table(
+    draw: Callable[[int], Int[np.ndarray, "draw expert"]], held: Int[np.ndarray, "draw slot"], top_k: int, ranks: int
+) -> ExpertLoadTable:
+    """The table of mean loads over draws of so many choices, each with its own slots."""
+    draws, slots = held.shape
     rows = []
     for tokens in SIZES.tolist():
-        drawn = rng.multinomial(tokens * top_k, chances / chances.sum(), size=DRAWS)
-        counts = drawn if spread > 0 else _even(tokens * top_k, experts)
-        of_slot = (np.minimum(counts, tokens) / copies)[:, held]
-        of_rank = of_slot.reshape(DRAWS, ranks, slots // ranks)
-        most = of_rank[np.arange(DRAWS), of_rank.sum(axis=2).argmax(axis=1)]
+        counts = draw(tokens * top_k)
+        copies = (held[:, :, None] == np.arange(counts.shape[1])).sum(axis=1)
+        of_slot = np.take_along_axis(np.minimum(counts, tokens) / copies, held, axis=1)
+        of_rank = of_slot.reshape(draws, ranks, slots // ranks)
+        most = of_rank[np.arange(draws), of_rank.sum(axis=2).argmax(axis=1)]
         tiles = [np.ceil(most / rows_).sum(axis=1).mean() for rows_ in TILE_ROWS]
         rows.append([(most > 0).sum(axis=1).mean(), most.sum(axis=1).mean(), most.max(axis=1).mean(), *tiles])
     return ExpertLoadTable(jnp.log(jnp.maximum(jnp.asarray(rows, jnp.float32), LEAST)))
 
 
-def _even(choices: int, experts: int) -> np.ndarray:
-    """So many choices on every expert, as even as whole numbers are, in every draw."""
-    ends = np.arange(experts + 1) * choices // experts
-    return np.tile(np.diff(ends), (DRAWS, 1))
+def _even(choices: int, experts: int) -> Int[np.ndarray, " expert"]:
+    """So many choices on every expert, as even as whole numbers are."""
+    return np.diff(np.arange(experts + 1) * choices // experts)

@@ -10,7 +10,7 @@ from jaxmoe.models import GroupedQueryAttention, MoEModel
 from jaxmoe.serving.deployment import Deployment, DeploymentError
 from jaxmoe.serving.gating import expert_loads
 from jaxmoe.serving.kernels import Kernels
-from jaxmoe.serving.online.from_step import step_table
+from jaxmoe.serving.online.from_step import step_table, with_gating
 from jaxmoe.serving.online.padding import Padding
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
 from jaxmoe.serving.step import ModelStep, StepLoad
@@ -125,3 +125,15 @@ def test_a_model_without_experts_has_no_terms_of_them():
     dense = replace(MODEL, moe_layer_ids=(), num_experts=1, top_k=1)
     step = ModelStep(dense, Deployment("sglang"), Kernels(kernel_file(), "sglang"), expert_loads(1, 1, 1))
     assert "experts" not in {term.name for term in step_table(step, sizes=SIZES, contexts=CONTEXTS).terms}
+
+
+@pytest.mark.parametrize("padding", [Padding(), Padding((4, 8))])
+def test_other_loads_of_experts_are_those_of_a_step_that_has_them(step, padding):
+    other = expert_loads(8, 2, 2, spread=2.0)
+    own = step_table(step, padding, SIZES, CONTEXTS)
+    found = with_gating(own, step, other, padding, SIZES)
+    expected = step_table(replace(step, gating=other), padding, SIZES, CONTEXTS)
+    assert found.seconds(batch(40, 512)) != pytest.approx(own.seconds(batch(40, 512)), rel=1e-3)
+    for term, wanted in zip(found.terms, expected.terms, strict=True):
+        assert term[:2] == wanted[:2]
+        np.testing.assert_allclose(term.values, wanted.values, rtol=1e-6)

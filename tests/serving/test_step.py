@@ -11,7 +11,7 @@ from oracles.compilations import compilations
 
 from jaxmoe.models import GroupedQueryAttention, LatentAttention, MoEModel, SharedExperts
 from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
-from jaxmoe.serving.gating import SIZES, expert_loads
+from jaxmoe.serving.gating import SIZES, expert_loads, loads_of_layers
 from jaxmoe.serving.kernels import Kernels
 from jaxmoe.serving.step import SMALL_KERNELS, SMALL_SECONDS, ModelStep, StepLoad
 
@@ -189,6 +189,16 @@ def test_a_larger_spread_touches_fewer_experts_and_loads_the_most_loaded_more():
     even, uneven = (expert_loads(64, 4, 1, spread=spread)(jnp.asarray(32.0)) for spread in (0.0, 1.5))
     assert float(uneven.touched) < float(even.touched)
     assert float(uneven.heaviest) > float(even.heaviest)
+
+
+def test_loads_of_layers_are_those_of_the_most_loaded_rank_by_hand():
+    """All choose expert 0 in one layer, expert 3 in the other; a rank has half of those of an expert of two copies."""
+    shares, tokens = np.array([[1.0, 0, 0, 0], [0, 0, 0, 1.0]]), float(SIZES[4])
+    once = loads_of_layers(shares, np.array([[0, 1, 2, 3], [0, 1, 2, 3]]), 1, 2)(jnp.asarray(tokens))
+    assert float(once.slots) == float(once.heaviest) == pytest.approx(tokens)
+    twice = loads_of_layers(shares, np.array([[0, 1, 2, 0, 3, 1], [0, 1, 3, 2, 0, 1]]), 1, 2)(jnp.asarray(tokens))
+    assert float(twice.slots) == pytest.approx((tokens / 2 + tokens) / 2)
+    assert float(twice.touched) == pytest.approx(1)
 
 
 # Deployments that cannot be.

@@ -1,6 +1,7 @@
 """A step of an engine from the step of a whole model by fitted kernels, priced once on a grid of batches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import jax
@@ -9,13 +10,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.serving.deployment import DeploymentError
+from jaxmoe.serving.gating import ExpertLoadTable
 from jaxmoe.serving.online.padding import Padding
 from jaxmoe.serving.online.step_table import StepTable, Term
 from jaxmoe.serving.step import ModelStep, StepLoad
 
 Sizes = Float[np.ndarray, " G"]
 Contexts = Float[np.ndarray, " C"]
-HEAD, COMMON = "head", ("experts", "exchange")
+HEAD, EXPERTS = "head", "experts"
+COMMON = (EXPERTS, "exchange")
 ATTENTION = ("decode attention", "prefill attention")
 SIZES = np.unique(np.rint(2 ** np.arange(0, 14.01, 0.25)))  # tokens
 CONTEXTS = np.array([0.0, *2 ** np.arange(4, 17.01, 0.5)])  # tokens
@@ -62,13 +65,22 @@ def step_table(
     return StepTable(tuple(terms))
 
 
-def _common(step: ModelStep, name: str, tokens: Sizes) -> Sizes:
-    return _parts(step, tokens / step.deployment.data)[name]
+def with_gating(
+    table: StepTable, step: ModelStep, gating: ExpertLoadTable, padding: Padding = NONE, sizes: Sizes = SIZES
+) -> StepTable:
+    """The table of `step`, made with the same `padding` and `sizes`, where its experts have other loads."""
+    seconds = partial(_common, step, EXPERTS, gating=gating)
+    experts = padding.common(EXPERTS, padding.points(sizes), step.deployment.data, seconds)
+    return StepTable(tuple(experts if term.name == EXPERTS else term for term in table.terms))
 
 
-def _parts(step: ModelStep, tokens: Sizes) -> dict[str, Sizes]:
+def _common(step: ModelStep, name: str, tokens: Sizes, gating: ExpertLoadTable | None = None) -> Sizes:
+    return _parts(step, tokens / step.deployment.data, gating)[name]
+
+
+def _parts(step: ModelStep, tokens: Sizes, gating: ExpertLoadTable | None = None) -> dict[str, Sizes]:
     """Parts that depend on tokens alone, by tokens of each rank."""
-    return _numbers(step, StepLoad(tokens, 1.0))
+    return _numbers(step, StepLoad(tokens, 1.0), gating)
 
 
 def _decode(step: ModelStep, decoding: Sizes, contexts: Contexts) -> Float[np.ndarray, "rows contexts"]:
@@ -94,18 +106,29 @@ def _mixed(step: ModelStep, rows: int, decoding: Sizes, contexts: Contexts) -> F
     return np.where(decoding[:, None] > 0, long - short, 0.0)
 
 
-def _numbers(step: ModelStep, load: StepLoad) -> dict[str, Float[np.ndarray, "..."]]:
-    """Parts of batches, which are priced so many at a time that one program is compiled for all."""
+def _numbers(
+    step: ModelStep, load: StepLoad, gating: ExpertLoadTable | None = None
+) -> dict[str, Float[np.ndarray, "..."]]:
+    """Parts of batches, which are priced so many at a time that one program is compiled for all.
+
+    Loads of experts are those of `gating`, or the step's own.
+    """
     shape = np.broadcast_shapes(*(np.shape(number) for number in load))
     rows = [np.broadcast_to(np.asarray(number, np.float32), shape).ravel() for number in load]
     count = rows[0].size
     whole = [np.append(row, np.repeat(row[-1:], -count % AT_ONCE)).reshape(-1, AT_ONCE) for row in rows]
-    price = _priced(step)
-    found = [price(StepLoad(*batch)) for batch in zip(*whole, strict=True)]
+    price, loads = _priced(step), step.gating if gating is None else gating
+    found = [price(loads, StepLoad(*batch)) for batch in zip(*whole, strict=True)]
     parts = {name: np.concatenate([each[name] for each in found])[:count] for name in found[0]}
     return {name: each.astype(float).reshape(shape) for name, each in parts.items()}
 
 
 @lru_cache(maxsize=4)
-def _priced(step: ModelStep) -> Callable[[StepLoad], dict[str, Array]]:
-    return jax.jit(lambda load: {name: jnp.broadcast_to(each, AT_ONCE) for name, each in step.parts(load).items()})
+def _priced(step: ModelStep) -> Callable[[ExpertLoadTable, StepLoad], dict[str, Array]]:
+    """Parts of a step by loads of its experts, which are no constants of the program."""
+
+    def parts(gating: ExpertLoadTable, load: StepLoad) -> dict[str, Array]:
+        found = replace(step, gating=gating).parts(load)
+        return {name: jnp.broadcast_to(each, AT_ONCE) for name, each in found.items()}
+
+    return jax.jit(parts)
