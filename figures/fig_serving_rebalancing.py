@@ -1,4 +1,4 @@
-"""Figure of EPLB's interval in the study `serving`: what users wait by how often experts are rebalanced.
+"""Figure of EPLB's interval in the study `serving`: how much longer users wait than without rebalancing.
 
 python figures/fig_serving_rebalancing.py
 """
@@ -9,49 +9,41 @@ from tables import STUDIES, Rows, column, distinct, images_folder, read_table, s
 
 from jaxmoe.report import style
 
-METRICS = {
-    "tpot_mean_ms": "per token, mean, ms",
-    "tpot_p99_ms": "per token, P99, ms",
-    "ttft_p99_ms": "first token, P99, ms",
-}
-POLICIES = ("balanced", "10 s", "1 min", "10 min", "never", "no copies")
-MOVES = {"1": ("#0072B2", "o", "moves as quick as links"), "100": ("#D55E00", "^", "100 times slower")}
-NONE = ("#000000", "s", "no moves")
+METRICS = {"tpot_mean_ms": "per token, mean", "tpot_p99_ms": "per token, P99", "ttft_p99_ms": "first token, P99"}
+POLICIES = ("balanced", "10 s", "1 min", "10 min")
+MOVES = {"1": ("#0072B2", "o", "moves as quick as links"), "100": ("#D55E00", "^", "moves 100 times slower")}
+BOUND = ("#000000", "s", "bound")
 
 
 def panel(axes: Axes, rows: Rows, metric: str) -> None:
-    """Each policy's seeds as points, and their mean as a line of its width."""
+    """Each seed over its own row without rebalancing as a point, the mean of seeds as a line."""
+    never = column(select(rows, policy="never"), metric)
+    axes.axhline(0, color=style.GUIDE, linewidth=1.0)
     for place, policy in enumerate(POLICIES):
         own = select(rows, policy=policy)
-        moves = any(float(row["moves"] or 0) for row in own)
-        for slower in distinct(own, "slower"):
-            colour, marker, label = MOVES[slower] if moves else NONE
-            values = column(select(own, slower=slower), metric)
-            at = place + (0.2 if slower == "100" else -0.2) * moves
-            axes.plot(np.full(len(values), at), values, marker, color=colour, markersize=4, linestyle="", label=label)
-            axes.hlines(values.mean(), at - 0.18, at + 0.18, color=colour, linewidth=1.2)
-    axes.set_xticks(range(len(POLICIES)), POLICIES, rotation=30)
-    axes.set_ylabel(METRICS[metric])
+        for side, slower in enumerate(distinct(own, "slower")):
+            colour, marker, label = MOVES.get(slower, BOUND)
+            more = 100 * (column(select(own, slower=slower), metric) / never - 1)
+            at = place + 0.3 * side - 0.15 * (slower in MOVES)
+            axes.plot(np.full(len(more), at), more, marker, color=colour, markersize=4, linestyle="", label=label)
+            axes.hlines(more.mean(), at - 0.14, at + 0.14, color=colour, linewidth=1.2)
+    axes.set_xticks(range(len(POLICIES)), POLICIES)
+    axes.set_ylabel("more than never, %")
     axes.grid(axis="y", color="#eeeeee", zorder=0)
 
 
 def draw(rows: Rows) -> None:
-    """A row of panels for each rate, a pair of columns for each metric."""
-    rates, drifts = distinct(rows, "rate_per_s"), distinct(rows, "drift_s")
-    columns = [(drift, metric) for drift in drifts for metric in METRICS]
-    figure = style.new_figure(
-        2.9 * len(columns), 3.2 * len(rates) + 0.8, "EPLB's interval: what users wait by how often experts move"
-    )
-    grid = figure.subplots(len(rates), len(columns), squeeze=False)
-    for line, rate in zip(grid, rates, strict=True):
-        for axes, (drift, metric) in zip(line, columns, strict=True):
-            panel(axes, select(rows, rate_per_s=rate, drift_s=drift), metric)
-            axes.set_title(f"{rate} requests/s, drift {float(drift) / 60:g} min", fontsize=style.PANEL_SIZE)
-            if metric.startswith("ttft"):
-                axes.set_yscale("log")
-                style.log_ticks(axes.yaxis, few=0)
-    names = dict(zip(*grid[0, 0].get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=3, frameon=False)
+    """A row of panels for each drift and rate."""
+    pairs = [(drift, rate) for drift in distinct(rows, "drift_s")[::-1] for rate in distinct(rows, "rate_per_s")]
+    cases = [pair for pair in pairs if select(rows, drift_s=pair[0], rate_per_s=pair[1])]
+    figure = style.new_figure(11.0, 2.7 * len(cases) + 0.9, "EPLB's interval: waits against those without rebalancing")
+    grid = figure.subplots(len(cases), len(METRICS), squeeze=False)
+    for line, (drift, rate) in zip(grid, cases, strict=True):
+        own = select(rows, drift_s=drift, rate_per_s=rate)
+        for axes, (metric, name) in zip(line, METRICS.items(), strict=True):
+            panel(axes, own, metric)
+            axes.set_title(f"{name}\n{rate} requests/s, drift {float(drift) / 60:g} min", fontsize=style.PANEL_SIZE)
+    style.legend_below(figure, grid.ravel())
     style.save(figure, images_folder(__doc__) / "serving_rebalancing.png")
 
 

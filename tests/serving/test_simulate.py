@@ -194,6 +194,20 @@ def test_compiled_as_plain_with_changes(seed):
     assert_same(brief, serve(requests, fleet, table, decode_table, changes=changes))
 
 
+@given(seed=st.integers(100, 10**6))
+@settings(max_examples=50)
+def test_changes_to_what_is_there_change_nothing(seed):
+    """To the last bit: steps that are skipped over stop at them, and go on as they were."""
+    requests, fleet, table, decode_table = drawn_scenario(seed)
+    tables = [table] * fleet.engines + [decode_table] * (fleet.all_engines - fleet.engines)
+    changes = [
+        Change(at, tables[engine], 0.0, engine) for at in (0.0, 0.011, 0.3, 1.7) for engine in range(len(tables))
+    ]
+    before = serve(requests, fleet, table, decode_table, token_times=True)
+    after = serve(requests, fleet, table, decode_table, token_times=True, changes=changes)
+    np.testing.assert_array_equal(after.token_times, before.token_times)
+
+
 def test_changes_of_random_scenarios_matter():
     scenarios = [drawn_scenario(seed) for seed in range(50)]
     ends = [
