@@ -75,7 +75,8 @@ def told(row: Measured) -> dict[str, object]:
         try:
             found = cli_estimate(mode="agg", **settings)
         except Exception as error:  # whatever it raises, the row is not covered
-            failed = failed or " ".join(f"{type(error).__name__}: {error}".split())[:120]
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            failed = failed or said.split(" at /")[0][:120]  # without the folder that the package lies in
             continue
         return {"id": row.columns["id"], "ttft_ms": f"{found.ttft:.5g}", "tpot_ms": f"{found.tpot:.5g}", "asked": name}
     return {"id": row.columns["id"], "failed": failed}
