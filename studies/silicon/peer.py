@@ -8,7 +8,6 @@ the row states it; where that fails, with precisions as the weights have them; t
 `study.py tables` puts its errors beside ours. An hour on one core, row by row; what is there is not asked again.
 """
 
-import csv
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from rows import Measured, concurrency_of, deployment_of, read_rows
 
 from jaxmoe.experiment.table import folder_of_tables, script_options
-from jaxmoe.files import read_table
+from jaxmoe.files import read_table, write_table
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = ("id", "ttft_ms", "tpot_ms", "asked", "failed")
@@ -88,15 +87,12 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     path = folder_of_tables(HERE, options) / "peer.csv"
-    done = {line["id"] for line in csv.DictReader(path.open(encoding="utf-8"))} if path.exists() else set()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if not done:
-            writer.writeheader()
-        for row in read_rows(options.data):
-            if row.columns["id"] not in done:
-                writer.writerow(told(row))
-                file.flush()
+    lines: list[dict[str, object]] = [*read_table(path)] if path.exists() else []
+    done = {line["id"] for line in lines}
+    for row in read_rows(options.data):
+        if row.columns["id"] not in done:
+            lines.append(dict.fromkeys(COLUMNS) | told(row))
+            write_table(path, lines)
 
 
 if __name__ == "__main__":
