@@ -4,9 +4,13 @@
 fitted to. Anything else is `missed by` so much, or `not attempted because` of something.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Literal
+
+from jaxmoe.experiment.table import Table, make_tables, study_options
 
 KINDS = ("holds", "calibrated", "missed", "not attempted")
 Unit = Literal["times", "points"]
@@ -58,7 +62,10 @@ def verdict(claim: Claim, found: Finding) -> str:
     return "calibrated" if found.fitted else "holds"
 
 
-def claim_rows(claims: Iterable[tuple[Claim, Mapping[str, Finding]]]) -> Iterator[dict[str, object]]:
+ClaimsFound = Iterable[tuple[Claim, Mapping[str, Finding]]]
+
+
+def claim_rows(claims: ClaimsFound) -> Iterator[dict[str, object]]:
     """A row for every claim and reading."""
     for claim, readings in claims:
         for reading, found in readings.items():
@@ -78,3 +85,18 @@ def counts_of(rows: Iterable[Mapping[str, object]], reading: str) -> dict[str, i
     """How many claims have a verdict of each kind under a reading."""
     told = [str(row["verdict"]) for row in rows if row["reading"] == reading]
     return {kind: sum(each.startswith(kind) for each in told) for kind in KINDS}
+
+
+def rows_of_parts(parts: Sequence[Callable[[], ClaimsFound]]) -> Iterator[dict[str, object]]:
+    """Rows of all parts, one part after another."""
+    for part in parts:
+        yield from claim_rows(part())
+
+
+def claims_script(doc: str | None, folder: Path, parts: Sequence[Callable[[], ClaimsFound]]) -> None:
+    """The command of a study in `folder` that writes `claims.csv` of all parts and prints the count of each reading."""
+    given = study_options(doc).parse_args()
+    table = Table("claims", partial(rows_of_parts, parts), digits=4)
+    (told,) = make_tables(folder, [table], given).values()
+    for reading in dict.fromkeys(row["reading"] for row in told):
+        print(f"{reading}:", ", ".join(f"{count} {kind}" for kind, count in counts_of(told, reading).items()))

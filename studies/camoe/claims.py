@@ -7,8 +7,7 @@ links to all but node 0 are fast; the biases and all that is calibrated are thos
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxmoe.experiment.claims import Claim, Finding, claim_rows, counts_of
-from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.experiment.claims import Claim, Finding, claims_script
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
@@ -103,13 +102,7 @@ def other_figures() -> Claims:
         yield Claim(name, sentence, 0.0, None, 0.0), {ALL: none, RANK: none}
 
 
-def rows() -> Iterator[dict[str, object]]:
-    for part in (profiler, latency, selectivity, few_tokens, other_figures):
-        yield from claim_rows(part())
-
+PARTS = (profiler, latency, selectivity, few_tokens, other_figures)
 
 if __name__ == "__main__":
-    given = study_options(__doc__).parse_args()
-    (told,) = make_tables(HERE, [Table("claims", rows, digits=4)], given).values()
-    for reading in dict.fromkeys(row["reading"] for row in told):
-        print(f"{reading}:", ", ".join(f"{count} {kind}" for kind, count in counts_of(told, reading).items()))
+    claims_script(__doc__, HERE, PARTS)

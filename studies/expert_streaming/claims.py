@@ -10,8 +10,7 @@ from math import ceil
 from pathlib import Path
 from statistics import mean
 
-from jaxmoe.experiment.claims import Claim, Finding, claim_rows, counts_of
-from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.experiment.claims import Claim, Finding, claims_script
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
@@ -209,13 +208,7 @@ def not_attempted() -> Claims:
         yield Claim(name, sentence, 0.0, None, 0.0), {STUDY: Finding(None, because=because)}
 
 
-def rows() -> Iterator[dict[str, object]]:
-    for part in (layer_alone, paired_load, design_space, larger_arrays, not_attempted):
-        yield from claim_rows(part())
-
+PARTS = (layer_alone, paired_load, design_space, larger_arrays, not_attempted)
 
 if __name__ == "__main__":
-    given = study_options(__doc__).parse_args()
-    (told,) = make_tables(HERE, [Table("claims", rows, digits=4)], given).values()
-    for reading in dict.fromkeys(row["reading"] for row in told):
-        print(f"{reading}:", ", ".join(f"{count} {kind}" for kind, count in counts_of(told, reading).items()))
+    claims_script(__doc__, HERE, PARTS)

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean, median
 
-from jaxmoe.experiment.claims import Claim, Finding, claim_rows, counts_of
-from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.experiment.claims import Claim, Finding, claims_script
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
@@ -125,13 +124,7 @@ def not_attempted() -> Claims:
         yield Claim(name, sentence, 0.0, None, 0.0), {BEFORE: Finding(None, because=because)}
 
 
-def rows() -> Iterator[dict[str, object]]:
-    for part in (whole_model, estimates, stages, dynamic, not_attempted):
-        yield from claim_rows(part())
-
+PARTS = (whole_model, estimates, stages, dynamic, not_attempted)
 
 if __name__ == "__main__":
-    given = study_options(__doc__).parse_args()
-    (told,) = make_tables(HERE, [Table("claims", rows, digits=4)], given).values()
-    for reading in dict.fromkeys(row["reading"] for row in told):
-        print(f"{reading}:", ", ".join(f"{count} {kind}" for kind, count in counts_of(told, reading).items()))
+    claims_script(__doc__, HERE, PARTS)
