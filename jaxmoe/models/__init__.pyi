@@ -8,3 +8,4 @@ from .moe import LatentAttention as LatentAttention
 from .moe import ModelError as ModelError
 from .moe import MoEModel as MoEModel
 from .moe import SharedExperts as SharedExperts
+from .moe import dense_model as dense_model

@@ -192,3 +192,19 @@ class MoEModel:
         return ModelError(
             f"{self.name}: {key} is not given, so its parameters cannot be counted; add {key} to the model"
         )
+
+
+def dense_model(name: str, hidden: int, layers: int, ffn: int, vocabulary: int, attention: Attention) -> MoEModel:
+    """A model without routed experts: each of its layers has one gated FFN of `ffn` elements."""
+    return MoEModel(
+        name=name,
+        hidden_size=hidden,
+        expert_size=ffn,
+        num_experts=1,
+        top_k=1,
+        moe_layer_ids=(),
+        num_layers=layers,
+        dense_size=ffn,
+        attention=attention,
+        vocabulary_size=vocabulary,
+    )

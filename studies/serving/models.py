@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxmoe.config import load_model
 from jaxmoe.config.model import build_model
 from jaxmoe.errors import InputError
-from jaxmoe.models import GroupedQueryAttention, MoEModel
+from jaxmoe.models import GroupedQueryAttention, MoEModel, dense_model
 from jaxmoe.models.config_fields import (
     DENSE_SIZE,
     HEAD_SIZE,
@@ -25,18 +25,7 @@ def dense(
     name: str, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head: int, vocabulary: int
 ) -> MoEModel:
     """A model without experts."""
-    return MoEModel(
-        name=name,
-        hidden_size=hidden,
-        expert_size=inner,
-        num_experts=1,
-        top_k=1,
-        moe_layer_ids=(),
-        num_layers=layers,
-        dense_size=inner,
-        attention=GroupedQueryAttention(heads, kv_heads, head),
-        vocabulary_size=vocabulary,
-    )
+    return dense_model(name, hidden, layers, inner, vocabulary, GroupedQueryAttention(heads, kv_heads, head))
 
 
 # From the config.json that was published with each.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.models import GroupedQueryAttention, MoEModel
+from jaxmoe.models import GroupedQueryAttention, dense_model
 from jaxmoe.serving.deployment import Deployment
 
 # Models of the rows by the names of their weights; other rows are not covered.
@@ -28,26 +28,14 @@ MODELS = {
 }
 
 
-def _dense(name: str, hidden: int, layers: int, ffn: int, heads: int, vocabulary: int) -> MoEModel:
-    return MoEModel(
-        name=name,
-        hidden_size=hidden,
-        expert_size=ffn,
-        num_experts=1,
-        top_k=1,
-        moe_layer_ids=(),
-        num_layers=layers,
-        dense_size=ffn,
-        attention=GroupedQueryAttention(heads, 8, 128),
-        vocabulary_size=vocabulary,
-    )
-
-
+EIGHT_GROUPS = GroupedQueryAttention(64, 8, 128)
 # Models of rows without experts, by the configurations that they were published with.
 DENSE = {
-    "meta-llama/Llama-3.1-70B": _dense("llama-3.1-70b", 8192, 80, 28672, 64, 128256),
-    "meta-llama/Llama-3.1-8B-Instruct": _dense("llama-3.1-8b", 4096, 32, 14336, 32, 128256),
-    "nvidia/Qwen3-32B-NVFP4": _dense("qwen3-32b", 5120, 64, 25600, 64, 151936),
+    "meta-llama/Llama-3.1-70B": dense_model("llama-3.1-70b", 8192, 80, 28672, 128256, EIGHT_GROUPS),
+    "meta-llama/Llama-3.1-8B-Instruct": dense_model(
+        "llama-3.1-8b", 4096, 32, 14336, 128256, GroupedQueryAttention(32, 8, 128)
+    ),
+    "nvidia/Qwen3-32B-NVFP4": dense_model("qwen3-32b", 5120, 64, 25600, 151936, EIGHT_GROUPS),
 }
 # All columns but these, and the concurrency in `silicon_data_source`, make a configuration.
 NO_CONFIGURATION = ("id", "silicon_data_source", "silicon_ttft_ms", "silicon_tpot_ms")
