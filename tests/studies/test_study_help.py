@@ -10,7 +10,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 SCRIPTS = sorted(path for path in STUDIES.glob("*/*.py") if '__name__ == "__main__"' in path.read_text())
 FIGURES = sorted((STUDIES.parent / "figures").glob("fig_*.py"))
 STUDIES_WITH_SCRIPTS = sorted({path.parent.name for path in SCRIPTS})
-WRITERS = ("make_tables(", "write_table(", "summary.write(")
+WRITERS = ("make_tables(", "write_table(", "summary.write(", "claims_script(")
 
 
 def test_no_script_writes_over_a_committed_table_by_itself():
