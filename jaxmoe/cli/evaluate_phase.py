@@ -1,4 +1,4 @@
-"""`jaxmoe evaluate --phase`: a step of the whole model as it is deployed on GPUs, and what its users wait for."""
+"""`jaxmoe evaluate --phase`: a step of the whole model as it is deployed, and what its users wait for."""
 
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,21 @@ from rich.markup import escape
 from jaxmoe.cli.comparison_output import WIDTH, new_table, print_table, print_warnings
 from jaxmoe.cli.session import OutputFolder
 from jaxmoe.config import Scenario, load_scenario, resolved
-from jaxmoe.experiment.deployment import Deployed, deployed, other_layouts
+from jaxmoe.experiment.deployment import Deployed
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.machine_deployment import compared
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.report import plot_serving
 from jaxmoe.report.style import aligned
 from jaxmoe.serving.closed_loop import LIMITS, MeanWaits, Users, limits, serve
 from jaxmoe.serving.launch import engine_options, launch_line
-from jaxmoe.serving.step import StepLoad
+from jaxmoe.serving.machine_step import MachineStep
+from jaxmoe.serving.step import ModelStep, StepLoad
 from jaxmoe.units import GIGA
 
 CONCURRENCIES = tuple(2**power for power in range(11))
+PARTS_OF_OWN = (16, 4, 1)  # where each takes a rollout, and the trace may have few tokens
 HIDDEN = "hidden by overlap"  # what parts have more than the step, below 0
 OWN = -1  # where the requests of the scenario's own users stand, after these
 MILLI = 1e-3
@@ -38,9 +41,10 @@ def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: 
     with StageTimer() as clock:
         with clock.stage("load"):
             scenario = load_scenario(config, overrides or ())
-            own = deployed(scenario)
+            all_compared = compared(scenario)
+            own = next(all_compared)
         with clock.stage("compile and time"):
-            curves = {_told(each): _curve(each) for each in other_layouts(scenario)}
+            curves = {_told(each): _curve(each) for each in (own, *all_compared)}
             served = next(iter(curves.values()))[0]
             batch = _batch(own, phase, served)
             parts = {name: float(seconds[OWN]) for name, seconds in own.step.parts(batch).items()}
@@ -54,8 +58,9 @@ def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: 
     _print_served(own, served)
     _print_layouts(own, curves)
     _print_memory(own)
-    _print_launch(own, f"PATH_OF_{scenario.model.name}")
-    print_warnings(sorted(own.step.kernels.notes))
+    if isinstance(own.step, ModelStep):
+        _print_launch(own, f"PATH_OF_{scenario.model.name}")
+    print_warnings(own.step.notes)
 
 
 def _batch(own: Deployed, phase: str, served: MeanWaits) -> StepLoad:
@@ -74,28 +79,43 @@ def _chunk(own: Deployed) -> float:
 
 def _told(each: Deployed) -> str:
     at = each.deployment
+    if isinstance(each.step, MachineStep):
+        return f"{each.step.layers.name} on {at.devices} nodes"
     ranks = f", experts on {at.expert_ranks} ranks" if at.expert_ranks > 1 else ", every expert cut"
     return f"attention TP {at.tensor} x DP {at.data}{ranks}"
 
 
 def _curve(each: Deployed) -> Curve:
-    """Waiting times at `CONCURRENCIES` and at the users' own number, and output tokens of a GPU a second."""
-    count = jnp.asarray((*CONCURRENCIES, each.users.concurrency), jnp.float32)
+    """Waiting times at `_counts` and at the users' own number, and output tokens of a device a second."""
+    count = jnp.asarray((*_counts(each), each.users.concurrency), jnp.float32)
     users = Users(jnp.maximum(count, each.deployment.data), each.users.prompt, each.users.output)
     served = serve(each.step, users, each.memory, each.backend, each.overheads)
     return served, np.asarray(served.tokens_per_s_device(each.step))
+
+
+def _counts(each: Deployed) -> tuple[int, ...]:
+    """Numbers of requests in flight of a curve."""
+    if isinstance(each.step, MachineStep):
+        return tuple(dict.fromkeys(max(int(each.users.concurrency) // part, 1) for part in PARTS_OF_OWN))
+    return CONCURRENCIES
+
+
+def _device(each: Deployed) -> str:
+    return "node" if isinstance(each.step, MachineStep) else "GPU"
 
 
 def _draw(folder: OutputFolder, scenario: Scenario, own: Deployed, curves: dict[str, Curve]) -> None:
     points = {
         name: (np.asarray(served.tokens_per_s_user())[:OWN], of_gpu[:OWN]) for name, (served, of_gpu) in curves.items()
     }
-    title = f"{scenario.model.name} on {own.deployment.devices} GPUs under {own.deployment.backend}"
-    plot_serving(folder.target("throughput.png"), points, CONCURRENCIES, title)
+    device = _device(own)
+    title = f"{scenario.model.name} on {own.deployment.devices} {device}s under {own.deployment.backend}"
+    plot_serving(folder.target("throughput.png"), points, _counts(own), title, device)
 
 
 def _report(own: Deployed, phase: str, parts: dict[str, float], served: MeanWaits) -> dict[str, Any]:
     memory = own.memory
+    sizes = vars(memory) | {"free": memory.free, "sequences": memory.sequences}
     return {
         "deployment": vars(own.deployment),
         "step": {"seconds": sum(parts.values()), "parts_s": parts},
@@ -106,8 +126,8 @@ def _report(own: Deployed, phase: str, parts: dict[str, float], served: MeanWait
             "tokens_per_s_user": float(served.tokens_per_s_user()[OWN]),
             "tokens_per_s_device": float(served.tokens_per_s_device(own.step)[OWN]),
         },
-        "memory_bytes": vars(memory) | {"free": memory.free, "sequences": memory.sequences},
-        "stand_ins": sorted(own.step.kernels.notes),
+        "memory_bytes": {name: size if np.isfinite(size) else None for name, size in sizes.items()},
+        "stand_ins": own.step.notes,
     }
 
 
@@ -140,15 +160,16 @@ def _print_served(own: Deployed, served: MeanWaits) -> None:
     table.add_row("time to first token, ms", f"{float(served.first_token[OWN]) / MILLI:.0f}")
     table.add_row("time per output token, ms", f"{float(served.per_token[OWN]) / MILLI:.2f}")
     table.add_row("output tokens/s of a user", f"{float(served.tokens_per_s_user()[OWN]):.1f}")
-    table.add_row("output tokens/s of a GPU", f"{float(served.tokens_per_s_device(own.step)[OWN]):.0f}")
+    table.add_row(f"output tokens/s of a {_device(own)}", f"{float(served.tokens_per_s_device(own.step)[OWN]):.0f}")
     on_rank = own.users.concurrency / own.deployment.data
     table.add_row("limited by", LIMITS[int(limits(served.decoding, on_rank, own.backend)[OWN])])
     print_table(table)
 
 
 def _print_layouts(own: Deployed, curves: dict[str, Curve]) -> None:
-    title = f"layouts on as many GPUs, {float(own.users.concurrency):.0f} requests in flight; this one first"
-    table = new_table(title, "layout", ("first token\nms", "per token\nms", "tokens/s\na GPU"))
+    others = "layouts on as many GPUs" if isinstance(own.step, ModelStep) else "the system and its baseline"
+    title = f"{others}, {float(own.users.concurrency):.0f} requests in flight; this one first"
+    table = new_table(title, "layout", ("first token\nms", "per token\nms", f"tokens/s\na {_device(own)}"))
     for name, (served, of_gpu) in curves.items():
         first, each = float(served.first_token[OWN]) / MILLI, float(served.per_token[OWN]) / MILLI
         table.add_row(name, f"{first:.0f}", f"{each:.2f}", f"{float(of_gpu[OWN]):.0f}")
@@ -157,7 +178,9 @@ def _print_layouts(own: Deployed, curves: dict[str, Curve]) -> None:
 
 def _print_memory(own: Deployed) -> None:
     memory = own.memory
-    table = new_table("memory of a GPU", "", ("GB",))
+    if not np.isfinite(memory.capacity):
+        return
+    table = new_table(f"memory of a {_device(own)}", "", ("GB",))
     sizes = {"experts": memory.experts, "other weights": memory.other_weights, "workspace": memory.workspace}
     for name, size in (sizes | {"left for keys and values": memory.free}).items():
         table.add_row(name, f"{size / GIGA:.1f}")

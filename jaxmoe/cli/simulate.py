@@ -32,7 +32,7 @@ from jaxmoe.experiment.simulation import (
     steps_of,
 )
 from jaxmoe.experiment.stage_timer import StageTimer
-from jaxmoe.experiment.strategies import Strategy, given_plans
+from jaxmoe.experiment.strategies import Strategy, plan_of_system
 from jaxmoe.experiment.summary import provenance
 from jaxmoe.experiment.whole_model import WholeModel
 from jaxmoe.methods import PlannedRun
@@ -94,9 +94,7 @@ def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:
     system = inputs.scenario.system
     if plan is not None and not system.uses_plan:
         raise OptionError(f"--plan is {plan}, but system {system.name} takes no plan; leave it out")
-    text = system.plan if plan is None else plan
-    seen = Inputs(inputs.scenario, inputs.moe, inputs.model, history, inputs.trace_path)
-    return given_plans([text], seen, taken=(), compared=())[0]
+    return plan_of_system(inputs, system.plan if plan is None else plan, history)
 
 
 def _write_timeline(path: Path, inputs: Inputs, simulation: Simulation) -> None:

@@ -31,7 +31,7 @@ from jaxmoe.config.networks import (
 )
 from jaxmoe.config.schema import DecidingConfig, Scenario
 from jaxmoe.config.tuning import TuningConfig
-from jaxmoe.engine import Deciding, EvenPart, EvenParts, Layer, LayerCosts, schedule_of
+from jaxmoe.engine import Deciding, EvenPart, EvenParts, Layer, LayerCosts, even_attention, schedule_of
 from jaxmoe.hardware import (
     AbstractTopology,
     Die,
@@ -176,28 +176,27 @@ def _exchange(key: str, name: str, topology: AbstractTopology) -> AbstractExchan
         raise ConfigError(f"{key} is {name!r}, which does not suit the machine: {error}") from None
 
 
-def build_even_parts(scenario: Scenario) -> EvenParts:
+def build_even_parts(
+    scenario: Scenario, context_tokens: float | None = None, cached_tokens: float | None = None
+) -> EvenParts:
     """FLOPs, weight bytes and KV cache bytes of the parts that every token passes, over all layers that have them.
 
     The parts are attention, dense FFNs and shared experts. Raises `ModelError` where the model does not state them.
 
-    FFNs count FLOPs as `costs.ffn_flops` says, attention two for each weight and for each product with the context.
+    FFNs count FLOPs as `costs.ffn_flops` says, attention as `even_attention`, over the context of the workload unless
+    another one is given.
     """
     model, costs = build_model(scenario.model), scenario.costs
-    context, widths = model.context_read(scenario.workload.context_tokens), element_bytes(scenario)
+    context: float | int = scenario.workload.context_tokens if context_tokens is None else context_tokens
+    widths = element_bytes(scenario)
 
     def ffn(parameters: Number) -> EvenPart:
         flops = parameters / 3 * FFN_FLOPS[costs.ffn_flops]  # a gated FFN is three matrices
         return EvenPart(_number(flops), _number(parameters * widths.dense), _number(0))
 
-    parameters, attention = model.attention_parameters, model.attention
-    assert attention is not None  # else counting its parameters would have raised
-    flops = 2 * (parameters + context * attention.context_products)
-    cache = context * attention.cache_elements * widths.kv
-    weights, layers = parameters * widths.attention, model.num_attention_layers
     return EvenParts(
         machine=build_machine(scenario.hardware),
-        attention=EvenPart(_number(layers * flops), _number(layers * weights), _number(layers * cache)),
+        attention=even_attention(model, widths, context, cached_tokens).times(model.num_attention_layers),
         dense=ffn(model.num_dense_layers * model.dense_ffn_parameters),
         shared=ffn(len(model.moe_layer_ids) * model.shared_expert_parameters),
     )

@@ -35,9 +35,11 @@ class DeploymentConfig(Section):
         "beside the way there",
         examples=["two_batches"],
     )
-    exchange: Literal["collectives", "deepep_normal", "deepep_low_latency"] = Field(
+    exchange: Literal["collectives", "deepep_normal", "deepep_low_latency", "engine"] = Field(
         default="collectives",
-        description="how tokens get to their experts and back; DeepEP's need expert_ranks of all GPUs",
+        description="how tokens get to their experts and back; DeepEP's need expert_ranks of all GPUs; with engine all "
+        "is timed by the machine's own links and dies, under system and costs.exchange, as on machines without "
+        "measured kernels",
         examples=["collectives"],
     )
     processors: Annotated[int, Field(ge=0)] | None = Field(

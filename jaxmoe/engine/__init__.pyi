@@ -4,6 +4,7 @@ from .attention import EvenPart as EvenPart
 from .attention import EvenParts as EvenParts
 from .attention import GroupedAttention as GroupedAttention
 from .attention import Metadata as Metadata
+from .attention import even_attention as even_attention
 from .attention import grouped_attention as grouped_attention
 from .circulation import RingDecisions as RingDecisions
 from .circulation import RingPipeline as RingPipeline
@@ -44,6 +45,7 @@ from .offloading import HostDecisions as HostDecisions
 from .offloading import OffloadPipeline as OffloadPipeline
 from .price import price as price
 from .price import price_alike as price_alike
+from .price import price_in_turn as price_in_turn
 from .rollout import AbstractMethod as AbstractMethod
 from .rollout import LayerExchanges as LayerExchanges
 from .rollout import Rollout as Rollout

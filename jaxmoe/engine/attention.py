@@ -4,6 +4,7 @@ import abc
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -11,7 +12,7 @@ from jaxmoe.engine.demand import Steps, Work
 from jaxmoe.engine.stage import Stage, Stages
 from jaxmoe.engine.times import ATTENTION
 from jaxmoe.hardware import AbstractTopology, Machine
-from jaxmoe.models import MoEModel
+from jaxmoe.models import ElementBytes, MoEModel
 from jaxmoe.models.moe import GroupedQueryAttention
 from jaxmoe.network import AbstractTimeModel
 from jaxmoe.network.collectives import all_to_all
@@ -90,8 +91,11 @@ def grouped_attention(
     kv_bytes_per_element: float | None = None,
     linear_speedup: float = 1.0,
     closing: Rounds | None = None,
+    cached_tokens: float | None = None,
 ) -> GroupedAttention:
     """The attention of a model in groups of `group_size` nodes, each token reading `context_tokens` before it.
+
+    Keys and values of so many `cached_tokens` are read from memory for a token, by default those of its context.
 
     Linear layers run `linear_speedup` times as fast as the die's rate (2 for INT8 on a machine stated in FP16,
     moentwine VI-A1). Hidden vectors have `bytes_per_element`, and keys and values too unless stated. Heads of grouped
@@ -109,7 +113,9 @@ def grouped_attention(
     return GroupedAttention(
         flops_per_token=_number(projections / linear_speedup + context),
         weight_bytes=_number(moe.attention_parameters * weight_bytes_per_element / group_size),
-        context_bytes=_number(attention.cache_elements * read * kv_bytes / copies),
+        context_bytes=_number(
+            attention.cache_elements * (read if cached_tokens is None else cached_tokens) * kv_bytes / copies
+        ),
         vector_bytes=_number(moe.hidden_size * bytes_per_element),
         groups=_number(float(groups)),
         all_reduce=all_reduce,
@@ -145,6 +151,30 @@ class EvenPart(eqx.Module):
     def seconds(self, machine: Machine, tokens: Float[Array, ""]) -> Float[Array, ""]:
         """Time of one step of `tokens` tokens: that of the slowest node, s."""
         return self.work(machine.num_nodes, tokens).usage(machine, HardMax()).seconds
+
+    def times(self, layers: float | int) -> "EvenPart":
+        """So many layers like this one."""
+        return jax.tree.map(lambda leaf: layers * leaf, self)
+
+
+def even_attention(
+    moe: MoEModel, widths: ElementBytes, context_tokens: float | int, cached_tokens: float | None = None
+) -> EvenPart:
+    """Attention of one layer: two FLOPs for each weight and each product of a token with `context_tokens` before it.
+
+    Keys and values of so many `cached_tokens` are read from memory for a token, by default those of its context.
+    Raises `ModelError` for a model without attention.
+    """
+    parameters, attention = moe.attention_parameters, moe.attention
+    assert attention is not None  # or its parameters could not be counted
+    read = moe.context_read(context_tokens)
+    return EvenPart(
+        flops_per_token=_number(2 * (parameters + read * attention.context_products)),
+        weight_bytes=_number(parameters * widths.attention),
+        bytes_per_token=_number(
+            (read if cached_tokens is None else cached_tokens) * attention.cache_elements * widths.kv
+        ),
+    )
 
 
 class BesideExperts(NamedTuple):

@@ -1,6 +1,6 @@
 """The one place where stages become the time of a layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import jax
@@ -28,6 +28,25 @@ def price_alike(machine: Machine, schedule: AbstractSchedule, part: Stages, redu
     """Time of a batch in micro-batches that are alike, from the stages of one of them."""
     priced, many = [stage.priced(machine, reduction) for stage in part], schedule.micro_batches
     return _assembled(machine, schedule, [_times(each, many) for each in priced], reduction)
+
+
+def price_in_turn(layers: Sequence[tuple[int, LayerTime]]) -> LayerTime:
+    """Time of a step whose layers follow each other, from how many there are of each kind and the time of one."""
+    many = [jax.tree.map(lambda leaf, count=count: count * leaf, time) for count, time in layers]
+    blocks: dict[str, dict[str, None]] = {}
+    for time in many:
+        for block, names in time.blocks:
+            blocks.setdefault(block, {}).update(dict.fromkeys(names))
+    stages = dict.fromkeys(name for time in many for name in time.stages)
+    return LayerTime(
+        stages=added(time.stages for time in many),
+        busy={name: added(time.busy.get(name, {}) for time in many) for name in stages},
+        total=reduce(jnp.add, [time.total for time in many]),
+        energy=added(time.energy for time in many),
+        delay=added(time.delay for time in many),
+        blocks=tuple((block, (*names,)) for block, names in blocks.items()),
+        servers=tuple(dict.fromkeys(pair for time in many for pair in time.servers)),
+    )
 
 
 def price_parts(

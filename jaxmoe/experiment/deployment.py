@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from jaxmoe.config import Scenario
 from jaxmoe.config.deployment import DeploymentConfig
@@ -18,18 +19,21 @@ from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deploym
 from jaxmoe.serving.gating import expert_loads
 from jaxmoe.serving.kernels import Kernels
 from jaxmoe.serving.memory import DeviceMemory, memory_of
-from jaxmoe.serving.step import ModelStep
+from jaxmoe.serving.step import AbstractStep, ModelStep
 from jaxmoe.units import GIGA
 
 # The precision of measured tables for so many bytes of a weight, at most.
 PRECISIONS = ((0.54, "w4a16_mxfp4"), (0.6, "nvfp4"), (1.1, "fp8_block"))
 
 
+Step = TypeVar("Step", bound=AbstractStep, covariant=True)
+
+
 @dataclass(frozen=True, eq=False)
-class Deployed:
+class Deployed(Generic[Step]):
     """A model in a deployment with its users."""
 
-    step: ModelStep
+    step: Step
     memory: DeviceMemory
     users: Users
     backend: Backend
@@ -44,7 +48,7 @@ class Deployed:
         return serve(self.step, self.users, self.memory, self.backend, self.overheads)
 
 
-def deployed(scenario: Scenario, read: Callable[[Path], KernelFile] = read_kernels) -> Deployed:
+def deployed(scenario: Scenario, read: Callable[[Path], KernelFile] = read_kernels) -> Deployed[ModelStep]:
     """The deployment that a scenario describes, by kernels of the file that `read` reads.
 
     Raises `OptionError` for one without, or on a machine whose kernels or memory are not known, and `DeploymentError`
@@ -60,6 +64,10 @@ def deployed(scenario: Scenario, read: Callable[[Path], KernelFile] = read_kerne
         raise OptionError(
             "hardware.die has no kernels that were fitted to measurements, or no memory_capacity_GB; the time of a "
             "whole model needs both. Take a machine that has them, such as h200_sxm_8 (jaxmoe list machines)"
+        )
+    if asked.exchange == "engine":
+        raise OptionError(
+            "deployment.exchange is engine, which jaxmoe evaluate --phase alone times; take collectives or DeepEP's"
         )
     model = build_model(scenario.model)
     deployment = _deployment(asked, model)
@@ -81,15 +89,13 @@ def deployed(scenario: Scenario, read: Callable[[Path], KernelFile] = read_kerne
     return _laid(asked, model, deployment, file, deepep, die.memory_capacity_GB * GIGA)
 
 
-def other_layouts(scenario: Scenario) -> Iterator[Deployed]:
-    """Ways to lay the scenario's model over as many GPUs, its own first: any attention, experts cut over all or none.
+def other_layouts(scenario: Scenario, own: Deployed[ModelStep]) -> Iterator[Deployed[ModelStep]]:
+    """Other ways to lay the scenario's model over as many GPUs: any attention, experts cut over all or none.
 
     Those that cannot be are left out.
     """
-    own = deployed(scenario)
     asked, devices = scenario.deployment, own.deployment.devices
     assert asked is not None
-    yield own
     for tensor in (count for count in range(devices, 0, -1) if devices % count == 0):
         for ranks in sorted({1, devices}):
             other = replace(own.deployment, tensor=tensor, data=devices // tensor, expert_ranks=ranks)
@@ -109,7 +115,7 @@ def _laid(
     file: KernelFile,
     deepep: ExchangeFile | None,
     capacity: float,
-) -> Deployed:
+) -> Deployed[ModelStep]:
     backend = BACKENDS[deployment.backend]
     kernels = Kernels(file, deployment.backend)
     layer = (model.num_experts, model.top_k, deployment.expert_ranks)

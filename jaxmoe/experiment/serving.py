@@ -27,6 +27,7 @@ from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
 from jaxmoe.serving.online.simulate import serve
 from jaxmoe.serving.online.step_table import StepTable
+from jaxmoe.serving.step import ModelStep
 from jaxmoe.units import GIGA, MICRO
 
 
@@ -138,7 +139,7 @@ def check_drains(serving: Serving, arrivals: RandomArrivals, served: Served) -> 
         )
 
 
-def _requests(asked: ServingConfig, own: Deployed) -> Requests:
+def _requests(asked: ServingConfig, own: Deployed[ModelStep]) -> Requests:
     arrivals = asked.arrivals
     if isinstance(arrivals, FileArrivals):
         requests = read_requests(Path(arrivals.path), arrivals.requests)
@@ -160,7 +161,7 @@ def _requests(asked: ServingConfig, own: Deployed) -> Requests:
     return requests
 
 
-def _table(own: Deployed, engine: Engine, profile: Path | None) -> StepTable:
+def _table(own: Deployed[ModelStep], engine: Engine, profile: Path | None) -> StepTable:
     """Seconds of steps; vLLM pads small ones to the sizes of its CUDA graphs."""
     padding = Padding(graph_sizes(engine.seats)) if own.deployment.backend == "vllm" else Padding()
     if profile is None:
@@ -175,14 +176,14 @@ def _table(own: Deployed, engine: Engine, profile: Path | None) -> StepTable:
     )
 
 
-def _lengths(asked: ServingConfig, own: Deployed) -> Lengths:
+def _lengths(asked: ServingConfig, own: Deployed[ModelStep]) -> Lengths:
     if asked.lengths is None:
         return Lengths(float(own.users.prompt), float(own.users.output))
     given = asked.lengths
     return Lengths(given.prompt_tokens, given.output_tokens, given.prompt_variation, given.output_variation)
 
 
-def _fleet(asked: ServingConfig, own: Deployed) -> Fleet:
+def _fleet(asked: ServingConfig, own: Deployed[ModelStep]) -> Fleet:
     engine, decode = _engine(asked.engine, own), asked.decode
     pool = None
     if decode is not None:
@@ -198,7 +199,7 @@ def _fleet(asked: ServingConfig, own: Deployed) -> Fleet:
     return Fleet(engine, asked.engines, asked.router, users, pool)
 
 
-def _engine(asked: EngineConfig, own: Deployed) -> Engine:
+def _engine(asked: EngineConfig, own: Deployed[ModelStep]) -> Engine:
     backend, ranks = own.backend, own.deployment.data
     tokens = asked.cache_tokens or int(own.memory.sequences * (own.users.prompt + own.users.output / 2))
     return Engine(

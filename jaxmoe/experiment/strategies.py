@@ -153,6 +153,15 @@ def given_plans(
     return plans
 
 
+def plan_of_system(inputs: Inputs, plan: str, history: GatingTrace) -> Strategy:
+    """The plan that a system starts from: of a file, or a strategy that places experts by their loads in the history.
+
+    Raises `PlanError` or `OptionError`.
+    """
+    seen = Inputs(inputs.scenario, inputs.moe, inputs.model, history, inputs.trace_path)
+    return given_plans([plan], seen, taken=(), compared=())[0]
+
+
 def _choice_counts(trace: GatingTrace) -> np.ndarray:
     """How often every expert was chosen, int [layer, expert]."""
     layers = np.moveaxis(trace.experts, 1, 0).reshape(len(trace.layer_ids), -1)

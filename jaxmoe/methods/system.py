@@ -3,14 +3,13 @@
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import Fabric, LayerDescription, SimulatedRun
-from jaxmoe.engine import Layer, LayerTime
+from jaxmoe.engine import Layer, LayerTime, even_attention
 from jaxmoe.engine.attention import EvenPart
 from jaxmoe.errors import InputError
 from jaxmoe.methods.settings.base import SystemSettings
@@ -28,7 +27,8 @@ class DeploymentSetting:
     """Inputs of a system: a plan, the exchange of every layer, model and machine, and gating from before the run.
 
     Where the plan has `copies`, `share` is theirs. `model` is of the mode of the shares. `context_tokens` is the length
-    of the context that attention reads for a token.
+    of the context that attention has for a token; keys and values of so many `cached_tokens` are read from memory for
+    it, by default of as many.
     `build_exchange` returns an exchange or that of a name. `describe` returns the event simulator's description of a
     layer from a mode and an exchange or the name of one.
     """
@@ -40,7 +40,7 @@ class DeploymentSetting:
     moe: MoEModel
     bytes: ElementBytes
     batch_tokens: int
-    context_tokens: int
+    context_tokens: float | int
     history: GatingTrace  # the layers of the plan, before the run
     build_exchange: Callable[[Exchange | str], AbstractExchange]
     describe: Callable[[Mode, Exchange | str], LayerDescription]
@@ -48,6 +48,7 @@ class DeploymentSetting:
     clusters: tuple[int, int] | None = None  # switches, and nodes of each
     copies: Copies | None = None
     trace: GatingTrace | None = None  # that of the run, whose rows the tokens of its steps name
+    cached_tokens: float | None = None
 
 
 class UnsuitableSystemError(InputError):
@@ -59,16 +60,9 @@ def attention_part(setting: DeploymentSetting, needed: str, remedy: str) -> Even
 
     Raises `UnsuitableSystemError` where the model gives none; `needed` says what needs it, `remedy` how to do without.
     """
-    moe = setting.moe
-    kind = moe.attention
-    if kind is None:
+    if setting.moe.attention is None:
         raise UnsuitableSystemError(f"{needed}, which the model does not give; {remedy}")
-    numbers = (
-        2.0 * (moe.attention_parameters + moe.context_read(setting.context_tokens) * kind.context_products),
-        moe.attention_parameters * setting.bytes.attention,
-        moe.context_read(setting.context_tokens) * kind.cache_elements * setting.bytes.kv,
-    )
-    return EvenPart(*(jnp.asarray(float(number)) for number in numbers))
+    return even_attention(setting.moe, setting.bytes, setting.context_tokens, setting.cached_tokens)
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,12 @@ class SystemRecording:
 
 
 class AbstractRun(abc.ABC):
-    """Times of a system's iterations: all of them by the analytic model, any layer and step by the event simulator."""
+    """Times of a system's iterations: all of them by the analytic model, any layer and step by the event simulator.
+
+    Where `times_shared`, its layers have the shared experts too.
+    """
+
+    times_shared: ClassVar[bool] = False
 
     @abc.abstractmethod
     def rollout(self, steps: Batch) -> RolloutResult:

@@ -16,8 +16,9 @@ def plot_serving(
     curves: Mapping[str, Plane],
     concurrencies: Sequence[int],
     title: str,
+    device: str = "GPU",
 ) -> None:
-    """Output tokens a second of one user and of one GPU, a curve for each layout over the requests in flight.
+    """Output tokens a second of one user and of one device, a curve for each layout over the requests in flight.
 
     Up and to the right is better. Every other point of the first curve tells its number of requests.
     """
@@ -25,12 +26,12 @@ def plot_serving(
     colours, markers = style.strategy_colours(curves), style.strategy_markers(curves)
     figure = style.new_figure(7.8, 5.4, title)
     axes = figure.subplots()
-    for name, (user, device) in curves.items():
-        axes.plot(user, device, color=colours[name], marker=markers[name], markersize=5, linewidth=1.6, label=name)
+    for name, (user, rate) in curves.items():
+        axes.plot(user, rate, color=colours[name], marker=markers[name], markersize=5, linewidth=1.6, label=name)
     first = next(iter(curves.values()))
     for count, x, y in list(zip(concurrencies, *first, strict=True))[::2]:
         axes.annotate(f"{count}", (x, y), textcoords="offset points", xytext=(5, 4), fontsize=style.TICK_SIZE)
-    style.dress(axes, "output tokens/s of a user", "output tokens/s of a GPU", grid="both")
+    style.dress(axes, "output tokens/s of a user", f"output tokens/s of a {device}", grid="both")
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.legend(
         loc="upper right",

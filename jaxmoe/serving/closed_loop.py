@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.serving.deployment import Count
 from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.memory import DeviceMemory
-from jaxmoe.serving.step import ModelStep, StepLoad
+from jaxmoe.serving.step import AbstractStep, StepLoad
 
 Seconds = Float[Array, "..."]
 
@@ -85,7 +85,7 @@ class MeanWaits(NamedTuple):
         """Output tokens of one user, 1/s, once the first is there."""
         return 1 / self.per_token
 
-    def tokens_per_s_device(self, step: ModelStep) -> Seconds:
+    def tokens_per_s_device(self, step: AbstractStep) -> Seconds:
         """Output tokens of a GPU, 1/s."""
         return self.decoding * step.deployment.data / self.per_token / step.deployment.devices
 
@@ -108,7 +108,7 @@ class Loop(NamedTuple):
     requests: Given
 
 
-def loop_of(step: ModelStep, users: Users, sequences: Given, backend: Backend) -> Loop:
+def loop_of(step: AbstractStep, users: Users, sequences: Given, backend: Backend) -> Loop:
     """The loop of users whose rank has memory for so many `sequences`."""
     on_rank = jnp.asarray(users.concurrency) / step.deployment.data
     decoding = jnp.minimum(jnp.minimum(on_rank, sequences), backend.seats)
@@ -144,6 +144,6 @@ def limits(decoding: Given, on_rank: Given, backend: Backend) -> Int[np.ndarray,
     return np.where(all_decode, 0, np.where(decoding < backend.seats, 1, 2))
 
 
-def serve(step: ModelStep, users: Users, memory: DeviceMemory, backend: Backend, overheads: Overheads) -> MeanWaits:
+def serve(step: AbstractStep, users: Users, memory: DeviceMemory, backend: Backend, overheads: Overheads) -> MeanWaits:
     """Waiting times of users, of any common shape."""
     return wait(loop_of(step, users, memory.sequences, backend), overheads)

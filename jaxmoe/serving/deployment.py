@@ -11,11 +11,11 @@ from jaxmoe.models import GroupedQueryAttention, MoEModel
 Overlap = Literal["serial", "two_batches", "shared_beside_dispatch"]
 Count = Any
 """A whole number, or in a step that is merged from several layouts an array with those of its rows."""
-Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency"]
+Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency", "engine"]
 GPUS = 8  # of a node
 # Processors of a GPU that an exchange takes while it runs: NCCL's channels (assumed), those of DeepEP's own example,
 # and none with a hook.
-PROCESSORS: dict[Exchange, int] = {"collectives": 24, "deepep_normal": 24, "deepep_low_latency": 0}
+PROCESSORS: dict[Exchange, int] = {"collectives": 24, "deepep_normal": 24, "deepep_low_latency": 0, "engine": 0}
 
 
 class DeploymentError(InputError):
@@ -69,8 +69,8 @@ def is_one(count: Count) -> bool:
     return np.ndim(count) == 0 and bool(count == 1)
 
 
-def check_deployment(model: MoEModel, deployment: Deployment) -> None:
-    """Raise `DeploymentError` for heads, experts or GPUs that do not divide, naming the nearest that do."""
+def check_attention(model: MoEModel) -> None:
+    """Raise `DeploymentError` for a model whose attention is not described."""
     if model.attention is None:
         raise DeploymentError(f"{model.name}: attention is not given, so a step cannot be timed; add attention")
     if model.num_attention_layers < model.num_layers:
@@ -78,6 +78,12 @@ def check_deployment(model: MoEModel, deployment: Deployment) -> None:
             f"{model.name}: {model.num_layers - model.num_attention_layers} of its {model.num_layers} layers have "
             "another mixer of tokens than attention, which is not described; take a model with attention in all layers"
         )
+
+
+def check_deployment(model: MoEModel, deployment: Deployment) -> None:
+    """Raise `DeploymentError` for heads, experts or GPUs that do not divide, naming the nearest that do."""
+    check_attention(model)
+    assert model.attention is not None
     _divides(model.attention.heads, deployment.tensor, "tensor", f"the {model.attention.heads} heads of {model.name}")
     _divides(deployment.devices, deployment.expert_ranks, "expert_ranks", f"{deployment.devices} GPUs")
     slots = model.num_experts + deployment.redundant

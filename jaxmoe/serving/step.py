@@ -4,6 +4,7 @@ Prompts that are read (prefill) and sequences that get more tokens (decode) may 
 Weights are read once for both; each has an attention kernel of its own. Layers that are alike are one block of stages.
 """
 
+import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -74,8 +75,33 @@ class StepLoad(NamedTuple):
         return self._replace(decoding=self.decoding / count, prefilled=self.prefilled / count)
 
 
+class AbstractStep(abc.ABC):
+    """A step of a whole model in a deployment, by the tokens and sequences that it has."""
+
+    model: MoEModel
+    deployment: Deployment
+
+    @abc.abstractmethod
+    def time(self, batch: StepLoad) -> LayerTime:
+        """Time of a step from its stages; a leaf has the shape of the batch, then its own."""
+
+    @property
+    @abc.abstractmethod
+    def notes(self) -> list[str]:
+        """What stands in for what is not known, for people."""
+
+    def seconds(self, batch: StepLoad) -> Seconds:
+        """Seconds of a step."""
+        return self.time(batch).total
+
+    def parts(self, batch: StepLoad) -> dict[str, Seconds]:
+        """Seconds of each part of a step, all layers together. What runs beside something else counts in full."""
+        time = self.time(batch)
+        return {name: time.stages[name] for name in time.order}
+
+
 @dataclass(frozen=True, eq=False)
-class ModelStep:
+class ModelStep(AbstractStep):
     """A model in a deployment on GPUs whose kernels are known; `deepep` are its exchanges where it names them.
 
     Raises `DeploymentError` for one that cannot be, and `KernelFileError` for exchanges that are not known.
@@ -106,15 +132,12 @@ class ModelStep:
         """How its stages follow each other."""
         return SCHEDULES[self.deployment.overlap]
 
-    def seconds(self, batch: StepLoad) -> Seconds:
-        """Seconds of a step."""
-        return self.time(batch).total
+    @property
+    def notes(self) -> list[str]:
+        return sorted(self.kernels.notes)
 
     def parts(self, batch: StepLoad) -> dict[str, Seconds]:
-        """Seconds of each part of a step, all layers together; latent attention has its projections inside.
-
-        What runs beside something else counts in full.
-        """
+        """Seconds of each of `PARTS`; latent attention has its projections inside."""
         found: dict[str, Seconds] = {"exchange": jnp.zeros(())}
         for name, seconds in self.time(batch).stages.items():
             part = name.removesuffix(DENSE)
@@ -123,7 +146,6 @@ class ModelStep:
         return {part: found[part] for part in PARTS if part in found}
 
     def time(self, batch: StepLoad) -> LayerTime:
-        """Time of a step from its stages; a leaf has the shape of the batch, then its own."""
         batch = StepLoad(*(jnp.asarray(number, jnp.float32) for number in batch))
         stages = self.lower(batch.part(self.schedule.micro_batches))
         return _priced(self.kernels.machine, self.schedule, stages, jnp.broadcast_shapes(*map(jnp.shape, batch)))

@@ -23,6 +23,7 @@ from jaxmoe.serving.closed_loop import LIMITS, Users, limits, loop_of, wait
 from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
 from jaxmoe.serving.merged import kind_of, merged
+from jaxmoe.serving.step import ModelStep
 from jaxmoe.sweep.analysis import is_efficient
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.run import Progress
@@ -85,7 +86,7 @@ def by_case(rows: Iterable[Row]) -> dict[Case, list[Row]]:
 class _Layout:
     """A deployment and the requests of its points: arrays [point]."""
 
-    deployed: Deployed
+    deployed: Deployed[ModelStep]
     points: Int[np.ndarray, " point"]
     requests: Float[np.ndarray, "point request"]
     sequences: Float[np.ndarray, " point"]

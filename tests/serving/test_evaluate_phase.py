@@ -68,6 +68,20 @@ def test_what_overlap_hides_is_told(scenario, tmp_path, monkeypatch):
     assert sum(step["parts_s"].values()) == pytest.approx(step["seconds"])
 
 
+@pytest.mark.parametrize("given", [["hardware.die.gemm=null"], ["deployment.exchange=engine"]])
+def test_the_engine_times_machines_without_kernels_and_all_that_ask_for_it(scenario, tmp_path, monkeypatch, given):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    plain = "deployment={backend: sglang, concurrency: 16, prompt_tokens: 128, output_tokens: 64}"
+    done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / "out", *(f"--set={e}" for e in (plain, *given)))
+    assert done.exit_code == 0, done.output
+    for said in ("16 sequences a rank", "static on 4 nodes", "memory of a node", "at most 48 tokens of prompts"):
+        assert said in done.output.replace("\n", " ")
+    assert "launch_server" not in done.output
+    step = json.loads((tmp_path / "out" / "summary.json").read_text())["step"]
+    assert [*step["parts_s"]] == ["dispatch", "compute", "combine", "attention", "head", "hidden by overlap"]
+    assert sum(step["parts_s"].values()) == pytest.approx(step["seconds"])
+
+
 REFUSED = {
     "heads": (["--set", "deployment.tensor=3"], "deployment.tensor is 3; expected a divisor of the 8 heads"),
     "GPUs": (["--set", "deployment.tensor=8"], "deployment.tensor * deployment.data is 8; expected at most the 4 GPUs"),
@@ -81,7 +95,12 @@ REFUSED = {
         "has no exchanges of DeepEP; take deployment.exchange collectives",
     ),
     "none": (["--set", "deployment=null"], "the scenario has no deployment. Write for example deployment:"),
-    "roofline": (["--set", "hardware.die.gemm=null"], "no kernels that were fitted to measurements"),
+    "roofline": (["--set", "hardware.die.gemm=null"], "deployment.tensor is 2, but deployed is timed by the engine"),
+    "engine": (["--set", "deployment.exchange=engine"], "where attention is that of the system"),
+    "no kernels": (
+        ["--set", "hardware.die.gemm=null", "--set", "deployment={backend: sglang, exchange: deepep_normal}"],
+        "deployment.exchange is deepep_normal, whose kernels deployed does not have; expected engine",
+    ),
     "layers": (["--layers", "0"], "--layers is given beside --phase"),
     "backend": (["--set", "deployment.backend=triton"], 'deployment.backend is "triton"'),
 }

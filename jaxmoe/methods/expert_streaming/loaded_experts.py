@@ -38,6 +38,7 @@ def hosts_of(
 class LoadedRun(AbstractRun):
     """A method on a layer whose experts are loaded anew in every step."""
 
+    times_shared = True
     setting: DeploymentSetting
     layer: StreamLayer
     method: LoadingMethod

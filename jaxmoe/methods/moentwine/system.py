@@ -107,6 +107,7 @@ class Moentwine(MoentwineSettings, AbstractSystem):
             kv_bytes_per_element=setting.bytes.kv,
             linear_speedup=self.linear_speedup,
             closing=closing_rounds(layout, self.both_ways) if self.closing else None,
+            cached_tokens=setting.cached_tokens,
         )
         model = replace(
             setting.model,

@@ -1,0 +1,174 @@
+"""A scenario's whole model on any machine, timed by the engine: plan, exchange and system inside a deployed step."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.config import Scenario, build_even_parts, build_model, element_bytes
+from jaxmoe.config.deployment import DeploymentConfig
+from jaxmoe.config.dies import FittedGemmConfig
+from jaxmoe.engine import EvenPart, EvenParts, LayerTime
+from jaxmoe.experiment.deployment import Deployed, deployed, other_layouts
+from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
+from jaxmoe.experiment.simulation import IterationBatches, iterations_of, setting_of
+from jaxmoe.experiment.strategies import Strategy, plan_of_system
+from jaxmoe.methods import AbstractRun, system_of
+from jaxmoe.serving.closed_loop import BACKENDS, Overheads, Users
+from jaxmoe.serving.deployment import Deployment, Exchange, check_attention
+from jaxmoe.serving.machine_step import Context, MachineStep, SystemLayers
+from jaxmoe.serving.memory import DeviceMemory
+from jaxmoe.serving.step import AbstractStep
+
+ENGINE: Exchange = "engine"
+# Keys of a deployment that say how kernels of GPUs are laid out, and what says so on other machines.
+ELSEWHERE = {
+    **dict.fromkeys(("tensor", "data"), "attention is that of the system, such as system: {name: moentwine, tp: 4}"),
+    "expert_ranks": "experts lie by system.plan",
+    **dict.fromkeys(("products", "experts", "cache"), "bytes are those of model.bytes and costs"),
+    "overlap": "stages follow each other by schedule",
+    "processors": "an exchange takes none of a node's processors",
+    "redundant_experts": "copies of experts are those of system.plan",
+    "gating_spread": "choices are those of workload.trace",
+}
+MOST_TOKENS = 2**16  # of the iterations that a system is run over
+
+
+def in_engine(scenario: Scenario) -> bool:
+    """Whether the engine times a deployment: it asks for that, or its machine has no kernels that were measured."""
+    asked, die = scenario.deployment, scenario.hardware.die
+    measured = die is not None and isinstance(die.gemm, FittedGemmConfig)
+    return asked is not None and (asked.exchange == ENGINE or not measured)
+
+
+def compared(scenario: Scenario) -> Iterator[Deployed[AbstractStep]]:
+    """A scenario's deployment, and others to compare with: layouts on as many GPUs, or the baseline of its system."""
+    if in_engine(scenario):
+        yield from _on_machine(scenario)
+    else:
+        own = deployed(scenario)
+        yield own
+        yield from other_layouts(scenario, own)
+
+
+def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
+    """The system of a scenario, then its baseline. Raises `OptionError` or `DeploymentError`."""
+    asked = scenario.deployment
+    assert asked is not None
+    _check(scenario, asked)
+    check_attention(build_model(scenario.model))
+    inputs = inputs_of(scenario)
+    strategy, users = _plan(inputs), _users(asked)
+    backend = BACKENDS[asked.backend]
+    chunk = float(min(backend.chunk, max(inputs.trace.num_tokens - asked.concurrency, 1)))
+    memory = _memory(inputs, strategy, users.prompt + users.output / 2, backend.memory_part)
+    notes = tuple(_notes(inputs, float(backend.chunk), chunk))
+    for layers in _systems(inputs, strategy):
+        step = step_on_machine(inputs, layers, asked.backend, notes)
+        yield Deployed(step, memory, users, backend._replace(chunk=chunk), Overheads())
+
+
+def step_on_machine(inputs: Inputs, layers: SystemLayers, backend: str, notes: tuple[str, ...] = ()) -> MachineStep:
+    """A step of a scenario's model on all nodes of its machine, whose MoE layers take what `layers` say."""
+    scenario = inputs.scenario
+
+    def beside(context: Context) -> EvenParts:
+        return build_even_parts(scenario, context.tokens, context.cached)
+
+    deployment = Deployment(backend, tensor=inputs.num_nodes, exchange=ENGINE)
+    return MachineStep(inputs.moe, deployment, inputs.model.machine, layers, beside, _head(scenario), notes)
+
+
+def _users(asked: DeploymentConfig) -> Users:
+    return Users(float(asked.concurrency), float(asked.prompt_tokens), float(asked.output_tokens))
+
+
+def _check(scenario: Scenario, asked: DeploymentConfig) -> None:
+    for key, remedy in ELSEWHERE.items():
+        if key in asked.model_fields_set:
+            raise OptionError(
+                f"deployment.{key} is {getattr(asked, key)}, but {scenario.hardware.name} is timed by the engine, "
+                f"where {remedy}; drop it, or take a machine with measured kernels such as h200_sxm_8"
+            )
+    if asked.exchange != ENGINE and "exchange" in asked.model_fields_set:
+        raise OptionError(
+            f"deployment.exchange is {asked.exchange}, whose kernels {scenario.hardware.name} does not have; expected "
+            f"{ENGINE}, with the exchange of costs.exchange"
+        )
+
+
+def _notes(inputs: Inputs, usual: float, chunk: float) -> Iterator[str]:
+    yield "no constants of a backend are added: they were fitted on GPUs"
+    if chunk < usual:
+        yield f"a step reads at most {chunk:.0f} tokens of prompts, not {usual:.0f}: workload.trace has no more"
+    if inputs.moe.vocabulary_size is None:
+        yield "the head is not counted: model.vocabulary_size is not given"
+    if inputs.model.machine.capacity is None:
+        yield "memory limits nothing: the machine gives no capacity"
+
+
+def _head(scenario: Scenario) -> EvenPart:
+    """The product with the vocabulary, of a token that is answered."""
+    model = build_model(scenario.model)
+    weights = float((model.vocabulary_size or 0) * model.hidden_size)
+    numbers = (2 * weights, weights * element_bytes(scenario).dense, 0.0)
+    return EvenPart(*(jnp.asarray(number, jnp.float32) for number in numbers))
+
+
+def _memory(inputs: Inputs, strategy: Strategy, context: float, part: float) -> DeviceMemory:
+    """Memory of the fullest node: experts by the plan, all else divided evenly; endless where no capacity is given."""
+    model, widths, nodes = inputs.moe, element_bytes(inputs.scenario), inputs.num_nodes
+    capacity = inputs.model.machine.capacity
+    assert model.attention is not None  # `check_attention` has refused such a model
+    held = strategy.placement.memory(float(inputs.model.costs.expert_bytes)).max() / len(inputs.layer_ids)
+    sparse = len(model.moe_layer_ids)
+    dense = sparse * model.shared_expert_parameters + model.num_dense_layers * model.dense_ffn_parameters
+    vocabulary = (model.embedding_parameters if model.vocabulary_size else 0) + dense
+    attention = model.num_attention_layers * model.attention_parameters * widths.attention
+    cache = model.num_attention_layers * model.attention.cache_elements * model.context_read(context) * widths.kv
+    return DeviceMemory(
+        capacity=math.inf if capacity is None else float(capacity.min()) * sparse / len(inputs.layer_ids) * part,
+        experts=float(sparse * held),
+        other_weights=float(vocabulary * widths.dense + attention) / nodes,
+        workspace=0.0,
+        cache_per_sequence=float(cache / nodes),
+    )
+
+
+def _plan(inputs: Inputs) -> Strategy:
+    system = inputs.scenario.system
+    return plan_of_system(inputs, system.plan if system.uses_plan else "ep_balanced", inputs.trace)
+
+
+def _systems(inputs: Inputs, strategy: Strategy) -> Iterator[SystemLayers]:
+    """Layers of the scenario's system, then of its baseline where that is another run."""
+    runs, _ = _runs(inputs, strategy, inputs.scenario.workload.batch_tokens, Context(1.0, 1.0))
+    names = [*runs]
+    for name in dict.fromkeys((names[-1], names[0])):
+        yield SystemLayers(name, cache(partial(_layer_time, inputs, strategy, name)), runs[name].times_shared)
+
+
+def _layer_time(inputs: Inputs, strategy: Strategy, name: str, tokens: int, context: Context) -> LayerTime:
+    """The mean layer of a run over iterations of so many tokens."""
+    runs, iterations = _runs(inputs, strategy, tokens, context)
+    time = runs[name].rollout(iterations.batches).time
+    return jax.tree.map(lambda leaf: np.mean(leaf, axis=(0, 1)), time)
+
+
+def _runs(
+    inputs: Inputs, strategy: Strategy, tokens: int, context: Context
+) -> tuple[dict[str, AbstractRun], IterationBatches]:
+    """Runs of the scenario's system in steps of so many tokens, and its iterations."""
+    workload = inputs.scenario.workload.model_copy(update={"batch_tokens": tokens})
+    inputs = replace(inputs, scenario=inputs.scenario.model_copy(update={"workload": workload}))
+    count = max(1, min(inputs.scenario.evaluation.iterations, MOST_TOKENS // tokens))
+    iterations = iterations_of(inputs, count)
+    setting = setting_of(inputs, strategy, iterations.history)
+    setting = replace(setting, context_tokens=context.tokens, cached_tokens=context.cached)
+    section = inputs.scenario.system
+    system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
+    return system.runs(setting), iterations

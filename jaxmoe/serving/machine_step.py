@@ -1,0 +1,123 @@
+"""A step of a whole model on any machine: MoE layers as a method decided them, and what every token passes beside them.
+
+All is timed by the engine: layers under their plan and exchange, the rest as work that all nodes share evenly. Where a
+method has an attention of its own, as in tensor-parallel groups of a wafer, that of MoE layers is in their time.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxmoe.engine import EvenPart, EvenParts, LayerTime, Serial, Stage, price, price_in_turn
+from jaxmoe.engine.stage import chained
+from jaxmoe.engine.times import ATTENTION
+from jaxmoe.hardware.machine import Machine
+from jaxmoe.models import MoEModel
+from jaxmoe.relax import HardMax
+from jaxmoe.serving.deployment import Deployment
+from jaxmoe.serving.step import DENSE, AbstractStep, StepLoad
+
+BESIDE, HEAD = "beside", "head"
+
+
+class Context(NamedTuple):
+    """Tokens of its context that a token attends to, and whose keys and values are read from memory for it."""
+
+    tokens: float
+    cached: float
+
+
+class SystemLayers(NamedTuple):
+    """MoE layers of a run of a system: the mean time of one, for so many tokens of a step in a context.
+
+    Attention is in it where its block has any time, and shared experts where `with_shared`.
+    """
+
+    name: str
+    time: Callable[[int, Context], LayerTime]
+    with_shared: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class MachineStep(AbstractStep):
+    """A model on all nodes of a machine; a step has whole tokens, one at least. `head` is that of an answered token."""
+
+    model: MoEModel
+    deployment: Deployment
+    machine: Machine
+    layers: SystemLayers
+    beside: Callable[[Context], EvenParts]
+    head: EvenPart
+    told: tuple[str, ...] = ()
+    _known: dict[StepLoad, LayerTime] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self.told)
+
+    def time(self, batch: StepLoad) -> LayerTime:
+        rows = np.broadcast_arrays(*(np.asarray(number, float) for number in batch))
+        times = [self._row(StepLoad(*row)) for row in zip(*(row.ravel().tolist() for row in rows), strict=True)]
+
+        def shaped(*leaves: Any) -> Array:
+            return jnp.stack([*map(jnp.asarray, leaves)]).reshape((*rows[0].shape, *np.shape(leaves[0])))
+
+        return jax.tree.map(shaped, *times)
+
+    def _row(self, load: StepLoad) -> LayerTime:
+        if load not in self._known:
+            given = StepLoad(*map(jnp.asarray, load))
+            tokens, answered = max(round(float(given.tokens)), 1), max(float(given.answered), 1.0)
+            context = context_of(self.model, load)
+            layer = self.layers.time(tokens, context)
+            beside = self._beside(self.beside(context), attends(layer), float(tokens), answered)
+            self._known[load] = price_in_turn([(len(self.model.moe_layer_ids), layer), (1, beside)])
+        return self._known[load]
+
+    def _beside(self, even: EvenParts, timed: bool, tokens: float, answered: float) -> LayerTime:
+        """What layers do not have; attention of dense layers alone where it is `timed` with the others."""
+        dense = self.model.num_dense_layers / self.model.num_layers
+        parts = {
+            f"{ATTENTION}{DENSE}" if timed else ATTENTION: even.attention.times(dense if timed else 1.0),
+            "dense": even.dense,
+            "shared": even.shared.times(0.0 if self.layers.with_shared else 1.0),
+            HEAD: self.head,
+        }
+        asked = {name: part for name, part in parts.items() if float(part.flops_per_token) > 0}
+        counts = {name: jnp.asarray(answered if name == HEAD else tokens, jnp.float32) for name in asked}
+        return even_time(self.machine, asked, counts)
+
+
+def attends(time: LayerTime) -> bool:
+    """Whether attention is in the time of a layer."""
+    return any(float(np.mean(time.stages[name])) > 0 for name in dict(time.blocks).get(ATTENTION, ()))
+
+
+@eqx.filter_jit
+def even_time(machine: Machine, parts: Mapping[str, EvenPart], tokens: Mapping[str, Float[Array, ""]]) -> LayerTime:
+    """Time of parts one after the other, each of so many tokens, that all nodes of a machine share evenly."""
+    works = {name: part.work(machine.num_nodes, tokens[name]) for name, part in parts.items()}
+    stages = chained(Stage(name, work, block=BESIDE) for name, work in works.items())
+    return price(machine, Serial(), stages, HardMax())
+
+
+def context_of(model: MoEModel, load: StepLoad) -> Context:
+    """The context of a step's mean token.
+
+    A decoding sequence reads its keys and values once for all its queries. A prompt is read in chunks: a token attends
+    to half of it on average, and a chunk reads what came before it and its own keys and values once.
+    """
+    own = load.decoding * load.queries
+    if not own + load.prefilled:
+        return Context(1.0, 1.0)
+    chunk = max(min(load.prefilled, load.prompt), 1.0)
+    known = (load.context, model.context_read(load.context) / load.queries)
+    new = (load.prompt / 2, model.context_read((load.prompt + chunk) / 2) / chunk)
+    tokens, cached = ((own * a + load.prefilled * b) / (own + load.prefilled) for a, b in zip(known, new, strict=True))
+    return Context(tokens, cached)
