@@ -68,19 +68,20 @@ def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
     memory = _memory(inputs, strategy, users.prompt + users.output / 2, backend.memory_part)
     notes = tuple(_notes(inputs, float(backend.chunk), chunk))
     for layers in _systems(inputs, strategy):
-        step = step_on_machine(inputs, layers, asked.backend, notes)
+        step = step_on_machine(scenario, layers, notes)
         yield Deployed(step, memory, users, backend._replace(chunk=chunk), Overheads())
 
 
-def step_on_machine(inputs: Inputs, layers: SystemLayers, backend: str, notes: tuple[str, ...] = ()) -> MachineStep:
+def step_on_machine(scenario: Scenario, layers: SystemLayers, notes: tuple[str, ...] = ()) -> MachineStep:
     """A step of a scenario's model on all nodes of its machine, whose MoE layers take what `layers` say."""
-    scenario = inputs.scenario
 
+    @cache
     def beside(context: Context) -> EvenParts:
         return build_even_parts(scenario, context.tokens, context.cached)
 
-    deployment = Deployment(backend, tensor=inputs.num_nodes, exchange=ENGINE)
-    return MachineStep(inputs.moe, deployment, inputs.model.machine, layers, beside, _head(scenario), notes)
+    backend = "" if scenario.deployment is None else scenario.deployment.backend
+    deployment = Deployment(backend, tensor=scenario.hardware.num_nodes, exchange=ENGINE)
+    return MachineStep(build_model(scenario.model), deployment, layers, beside, _head(scenario), notes)
 
 
 def _users(asked: DeploymentConfig) -> Users:

@@ -50,7 +50,6 @@ class MachineStep(AbstractStep):
 
     model: MoEModel
     deployment: Deployment
-    machine: Machine
     layers: SystemLayers
     beside: Callable[[Context], EvenParts]
     head: EvenPart
@@ -91,7 +90,7 @@ class MachineStep(AbstractStep):
         }
         asked = {name: part for name, part in parts.items() if float(part.flops_per_token) > 0}
         counts = {name: jnp.asarray(answered if name == HEAD else tokens, jnp.float32) for name in asked}
-        return even_time(self.machine, asked, counts)
+        return even_time(even.machine, asked, counts)
 
 
 def attends(time: LayerTime) -> bool:

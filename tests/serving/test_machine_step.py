@@ -42,7 +42,7 @@ def layer(attention: float = 0.0) -> LayerTime:
 def step(time: LayerTime, with_shared: bool = False) -> MachineStep:
     beside = EvenParts(MACHINE, attention=part(100.0), dense=part(20.0), shared=part(40.0))
     layers = SystemLayers("own", lambda tokens, context: time, with_shared)
-    return MachineStep(MODEL, Deployment("sglang", tensor=2), MACHINE, layers, lambda context: beside, part(10.0))
+    return MachineStep(MODEL, Deployment("sglang", tensor=2), layers, lambda context: beside, part(10.0))
 
 
 def test_layers_and_what_every_token_passes_beside_them():
