@@ -5,6 +5,8 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +47,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, label: str) -> object:
     """The data of one YAML document. `label` names its source in errors."""
     try:
-        data = yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
-        if _values(data, {}) > MOST_VALUES:
-            raise ValueError(f"aliases make it more than {MOST_VALUES} values")
-        return data
+        return deepcopy(_parsed(text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{label}, line {mark.line + 1}, column {mark.column + 1}" if mark else label
@@ -58,6 +57,14 @@ def parse_yaml(text: str, label: str) -> object:
         raise ConfigError(f"{label}: not valid YAML: {error}. Correct the text.") from error
     except (KeyError, IndexError, AttributeError, TypeError) as error:  # as the loader takes what it cannot convert
         raise ConfigError(f"{label}: not valid YAML: a value does not fit its tag. Leave out tags with !!.") from error
+
+
+@lru_cache(maxsize=128)  # sweeps read the same few files at every layout
+def _parsed(text: str) -> object:
+    data = yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+    if _values(data, {}) > MOST_VALUES:
+        raise ValueError(f"aliases make it more than {MOST_VALUES} values")
+    return data
 
 
 def _values(data: object, known: dict[int, int]) -> int:

@@ -48,8 +48,12 @@ class Deployed(Generic[Step]):
         return serve(self.step, self.users, self.memory, self.backend, self.overheads)
 
 
-def deployed(scenario: Scenario, read: Callable[[Path], KernelFile] = read_kernels) -> Deployed[ModelStep]:
-    """The deployment that a scenario describes, by kernels of the file that `read` reads.
+def deployed(
+    scenario: Scenario,
+    read: Callable[[Path], KernelFile] = read_kernels,
+    read_deepep: Callable[[Path], ExchangeFile] = read_exchanges,
+) -> Deployed[ModelStep]:
+    """The deployment that a scenario describes, by kernels and exchanges of the files that are read so.
 
     Raises `OptionError` for one without, or on a machine whose kernels or memory are not known, and `DeploymentError`
     for one that cannot be.
@@ -85,7 +89,7 @@ def deployed(scenario: Scenario, read: Callable[[Path], KernelFile] = read_kerne
             f"deployment.processors is {deployment.held}; expected at most {most}, so that kernels beside an exchange "
             "keep one of the GPU's"
         )
-    deepep = read_exchanges(beside(path)) if beside(path).exists() else None
+    deepep = read_deepep(beside(path)) if beside(path).exists() else None
     return _laid(asked, model, deployment, file, deepep, die.memory_capacity_GB * GIGA)
 
 

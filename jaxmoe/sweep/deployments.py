@@ -18,6 +18,7 @@ from jaxmoe.config.keys import METHOD, is_of_system
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.deployment import Deployed, deployed
 from jaxmoe.experiment.metrics import Row
+from jaxmoe.hardware.gpu.deepep_files import read_exchanges
 from jaxmoe.hardware.gpu.files import read_kernels
 from jaxmoe.serving.closed_loop import LIMITS, Users, limits, loop_of, wait
 from jaxmoe.serving.kernels import Given
@@ -25,7 +26,7 @@ from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
 from jaxmoe.serving.merged import kind_of, merged
 from jaxmoe.serving.step import ModelStep
 from jaxmoe.sweep.analysis import is_efficient
-from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.points import Point, Space, SweepError, comparable
 from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study
 
@@ -146,14 +147,15 @@ def check_deployments(study: Study) -> None:
 
 def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator[_Layout]:
     """Layouts that can be; points of the others get the reason."""
-    alike: dict[str, list[int]] = {}
+    alike: dict[Hashable, list[int]] = {}
+    chosen = [key for key in rows[0] if key not in KEYS]
     for at, row in enumerate(rows):
-        alike.setdefault(str([value for key, value in row.items() if key not in KEYS]), []).append(at)
-    read = cache(read_kernels)
+        alike.setdefault(tuple(map(comparable, map(row.__getitem__, chosen))), []).append(at)
+    read = cache(read_kernels), cache(read_exchanges)
     for places in alike.values():
         shortest = min(places, key=lambda at: _context(*(rows[at].get(key, 0) for key in KEYS[1:])))
         try:
-            own = deployed(space.scenario(points[shortest].values), read)
+            own = deployed(space.scenario(points[shortest].values), *read)
         except InputError as error:
             reason = NO_ROOM if isinstance(error, DoesNotFitError) else str(error)
             _leave_out(rows, places, reason)

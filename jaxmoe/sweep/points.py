@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -85,13 +85,23 @@ def _plain(value: object) -> object:
     return float(value) if is_number(value) else value
 
 
+PLAIN = {str, int, float}
+
+
+def comparable(value: object) -> Hashable:
+    """What equal values of a point share, as in `_plain`."""
+    if type(value) in PLAIN:
+        return value  # type: ignore[return-value]
+    return float(value) if is_number(value) else (json.dumps(value, sort_keys=True),)
+
+
 class Space:
     """The points of a study, and scenarios at them."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         self.label = label_of(study.path)
-        self._contents: dict[str, str] = {}
+        self._contents: dict[Hashable, str] = {}
         config = study.config
         derived = [(key, config.derived[key]) for key in in_order(config.derived)]
         self.derived = {key: Expression(str(text)) for key, text in derived}
@@ -128,10 +138,10 @@ class Space:
 
     def content(self, values: Values) -> str:
         """A digest of what the files hold that a point's values name; nothing where they name none."""
-        named = {key: value for key, value in values.items() if _names_files(key) and not is_number(value)}
-        cached = json.dumps(named, sort_keys=True)
+        keys = [key for key in values if _names_files(key) and not is_number(values[key])]
+        cached = tuple((key, comparable(values[key])) for key in keys)
         if cached not in self._contents:
-            self._contents[cached] = self._content(named) if named else ""
+            self._contents[cached] = self._content({key: values[key] for key in keys}) if keys else ""
         return self._contents[cached]
 
     def _content(self, named: Values) -> str:
@@ -147,16 +157,20 @@ class Space:
     def points(self) -> list[Point]:
         """All points, each once. Raises `SweepError` where there is none, and for strategies that are not known."""
         self._check_names()
-        found: dict[str, Point] = {}
+        given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
+        given |= {"strategy": OWN} if self.study.has_systems else {}
+        derived = [(key, _Known(self.derived[key]), self._integers.get(key, False)) for key in self.derived]
+        conditions = [_Known(condition) for condition in self.conditions]
+        found: dict[Hashable, Point] = {}
         for values in self._combined():
-            view = _View(self, dict(values))
-            for key, expression in self.derived.items():
-                view.known[key] = _rounded(expression(view), self._integers.get(key, False))
-            if all(bool(condition(view)) for condition in self.conditions):
-                given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
-                given |= {"strategy": OWN} if self.study.has_systems else {}
-                point = Point(given | view.known, self.content(view.known))
-                found.setdefault(point.hash, point)
+            view = _View(self, values)
+            for key, expression, whole in derived:
+                view.known[key] = _rounded(expression(view), whole)
+            if all(bool(condition(view)) for condition in conditions):
+                content = self.content(view.known)
+                same = (*map(comparable, view.known.values()), content)  # all points have the same keys
+                if same not in found:
+                    found[same] = Point(given | view.known, content)
         if not found:
             told = "; ".join(condition.text for condition in self.conditions)
             raise SweepError(f"{self.label}: where leaves no point ({told}); relax a condition or widen the axes")
@@ -267,6 +281,20 @@ class Space:
         # Balance needs a power of two; of a longer sequence the first points are the best.
         power = int(np.ceil(np.log2(sample.sobol)))
         return qmc.Sobol(dimensions, rng=sample.seed).random_base2(power)[: sample.sobol]
+
+
+class _Known:
+    """An expression whose value is worked out once for the same values of its keys."""
+
+    def __init__(self, expression: Expression) -> None:
+        self.expression = expression
+        self._values: dict[Hashable, Any] = {}
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        same = tuple(comparable(values[key]) for key in self.expression.keys)
+        if same not in self._values:
+            self._values[same] = self.expression(values)
+        return self._values[same]
 
 
 class _View(Mapping[str, Any]):
