@@ -16,6 +16,8 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import write_table
 from jaxmoe.report import plot_front
 from jaxmoe.report.style import aligned
+from jaxmoe.run_folders import locked
+from jaxmoe.sweep.deployment_chunks import CHUNKS
 from jaxmoe.sweep.deployments import LEFT_OUT, MEASURES, Case, DeploymentSweep, sweep_deployments
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.sweep.results import MANIFEST
@@ -37,8 +39,10 @@ def run(folder: OutputFolder, study: Study, bar: Bar, refused: dict[str, Any]) -
         raise SweepError(f"{given[0]} is given, but {study.path} has axes of deployments, which have none; drop it")
     if (folder.path / MANIFEST).exists():
         raise SweepError(f"--out: {folder.path} holds results of a sweep of layers; give another folder")
-    with bar() as report:
-        sweep = sweep_deployments(study, report)
+    folder.target(CHUNKS)
+    folder.to_go_on = "run again to go on"
+    with locked(folder.path), bar() as report:
+        sweep = sweep_deployments(study, report, folder.path)
     with writing(folder.path):
         write_table(folder.target("deployments.csv"), sweep.rows, digits=6)
         _draw(folder, study, sweep)
@@ -58,6 +62,7 @@ def _summary(study: Study, sweep: DeploymentSweep) -> dict[str, Any]:
         "deployments": len(sweep.rows),
         "priced": len(sweep.priced),
         "kinds": sweep.kinds,
+        "chunks_that_were_there": sweep.known_chunks,
         LEFT_OUT: sweep.left_out,
         "fronts": [{"case": dict(case), "deployments": rows} for case, rows in sweep.fronts.items()],
         "stand_ins": sweep.notes,

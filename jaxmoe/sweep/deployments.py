@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +27,7 @@ from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
 from jaxmoe.serving.merged import kind_of, merged
 from jaxmoe.serving.step import ModelStep
 from jaxmoe.sweep.analysis import is_efficient
+from jaxmoe.sweep.deployment_chunks import Chunks
 from jaxmoe.sweep.points import Point, Space, SweepError, comparable
 from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study
@@ -56,6 +58,7 @@ class DeploymentSweep:
     setup_s: float  # to read and check what is deployed
     seconds: float  # in which points were priced, compilation included
     notes: list[str]
+    known_chunks: int = 0  # that were in the folder
 
     @property
     def priced(self) -> list[Row]:
@@ -88,6 +91,7 @@ class _Layout:
     """A deployment and the requests of its points: arrays [point]."""
 
     deployed: Deployed[ModelStep]
+    identity: bytes  # of its values and of the files that these name
     points: Int[np.ndarray, " point"]
     requests: Float[np.ndarray, "point request"]
     sequences: Float[np.ndarray, " point"]
@@ -99,8 +103,11 @@ class _Layout:
         return id(file.kernels), file.system, step.model, kind_of(self.deployed.deployment)
 
 
-def sweep_deployments(study: Study, progress: Progress) -> DeploymentSweep:
-    """Price the deployments of a study. Raises `SweepError` where none can be, or the study asks for layers."""
+def sweep_deployments(study: Study, progress: Progress, folder: Path | None = None) -> DeploymentSweep:
+    """Price the deployments of a study, but for chunks that are in the `folder`, where those that are priced are kept.
+
+    Raises `SweepError` where none can be, or the study asks for layers.
+    """
     check_deployments(study)
     start = time.perf_counter()
     space = Space(study)
@@ -116,15 +123,17 @@ def sweep_deployments(study: Study, progress: Progress) -> DeploymentSweep:
         kinds.setdefault(layout.kind, []).append(layout)
     setup_s, start = time.perf_counter() - start, time.perf_counter()
     done, total = 0, sum(len(layout.points) for layout in layouts)
-    for found in _priced([*kinds.values()]):
+    chunks = Chunks(folder)
+    for found in _priced([*kinds.values()], chunks, space.identity.encode()):
         for point, measures in found.items():
             rows[point] |= measures
         done += len(found)
         progress(done, total)
+    chunks.end()
     for case in by_case(row for row in rows if row[LEFT_OUT] is None).values():
         _mark_front(case)
     notes = sorted({note for layout in layouts for note in layout.deployed.step.kernels.notes})
-    return DeploymentSweep(space, rows, len(kinds), setup_s, time.perf_counter() - start, notes)
+    return DeploymentSweep(space, rows, len(kinds), setup_s, time.perf_counter() - start, notes, chunks.known)
 
 
 def check_deployments(study: Study) -> None:
@@ -152,7 +161,14 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
     for at, row in enumerate(rows):
         alike.setdefault(tuple(map(comparable, map(row.__getitem__, chosen))), []).append(at)
     read = cache(read_kernels), cache(read_exchanges)
-    for places in alike.values():
+    told: dict[int, str] = {}  # files of exchanges, of which few are common to all
+
+    def exchanges_of(own: Deployed[ModelStep]) -> str:
+        if id(own.step.deepep) not in told:
+            told[id(own.step.deepep)] = repr(own.step.deepep)
+        return told[id(own.step.deepep)]
+
+    for same, places in alike.items():
         shortest = min(places, key=lambda at: _context(*(rows[at].get(key, 0) for key in KEYS[1:])))
         try:
             own = deployed(space.scenario(points[shortest].values), *read)
@@ -162,7 +178,8 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
             continue
         given = dict(zip(KEYS, own.users, strict=False))
         requests = np.array([[rows[at].get(key, given[key]) for key in KEYS] for at in places], float)
-        yield _Layout(own, np.array(places), requests, _sequences(own, requests))
+        identity = repr((same, points[shortest].content, exchanges_of(own))).encode()
+        yield _Layout(own, identity, np.array(places), requests, _sequences(own, requests))
 
 
 def _sequences(own: Deployed, requests: Float[np.ndarray, "point request"]) -> Float[np.ndarray, " point"]:
@@ -183,7 +200,8 @@ def _with_room(layout: _Layout, rows: list[Row]) -> _Layout:
     _leave_out(rows, layout.points[~fits].tolist(), NO_ROOM)
     _leave_out(rows, layout.points[fits & ~enough].tolist(), TOO_FEW)
     kept = fits & enough
-    return _Layout(layout.deployed, layout.points[kept], layout.requests[kept], layout.sequences[kept])
+    points, requests, sequences = (array[kept] for array in (layout.points, layout.requests, layout.sequences))
+    return replace(layout, points=points, requests=requests, sequences=sequences)
 
 
 def _leave_out(rows: list[Row], places: Iterable[int], reason: str) -> None:
@@ -203,8 +221,11 @@ def _first_reason(space: Space, points: Sequence[Point], rows: Sequence[Row]) ->
 # Their times.
 
 
-def _priced(kinds: Sequence[Sequence[_Layout]]) -> Iterator[Mapping[int, Row]]:
-    """Measures by point, a chunk at a time; chunks have one size, so that they share what is compiled."""
+def _priced(kinds: Sequence[Sequence[_Layout]], chunks: Chunks, study: bytes) -> Iterator[Mapping[int, Row]]:
+    """Measures by point, a chunk at a time; chunks have one size, so that they share what is compiled.
+
+    `study` is what all have in common, for the identity of a chunk.
+    """
     most = max(sum(len(layout.points) for layout in kind) for kind in kinds)
     size = min(MOST_AT_ONCE, 2 ** int(np.ceil(np.log2(most))))
     for kind in kinds:
@@ -214,7 +235,9 @@ def _priced(kinds: Sequence[Sequence[_Layout]]) -> Iterator[Mapping[int, Row]]:
         )
         for start in range(0, len(points), size):
             part = np.minimum(np.arange(start, start + size), len(points) - 1)  # the last one fills a chunk up
-            found = _measured(kind, of_row[part], requests[part], sequences[part])
+            given = of_row[part], requests[part], sequences[part]
+            identity = (study, *(kind[at].identity for at in dict.fromkeys(given[0])), *map(np.ndarray.tobytes, given))
+            found = chunks.columns(identity, partial(_measured, kind, *given))
             rows = zip(*found.values(), strict=True)
             yield {at: dict(zip(found, row, strict=True)) for at, row in zip(points[part].tolist(), rows, strict=True)}
 

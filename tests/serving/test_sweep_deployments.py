@@ -122,6 +122,32 @@ def test_no_point_beats_one_of_a_front_of_its_case(found):
     assert len(found.fronts) == 2
 
 
+def test_a_sweep_that_was_stopped_goes_on_and_tells_the_same(study, found, tmp_path):
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep_deployments(read_study(study()), stop, tmp_path)
+    (first,) = (tmp_path / "chunks").iterdir()
+    whole = sweep_deployments(read_study(study()), lambda done, total: None, tmp_path)
+    files = sorted((tmp_path / "chunks").iterdir())
+    assert (whole.known_chunks, len(files), whole.rows) == (1, found.kinds, found.rows)
+    files[0].write_bytes(files[0].read_bytes()[:100])  # as a disk leaves it
+    again = sweep_deployments(read_study(study()), lambda done, total: None, tmp_path)
+    assert (again.known_chunks, again.rows) == (found.kinds - 1, found.rows)
+    assert first in files
+
+
+@pytest.mark.parametrize("key", ["deployment.concurrency", "deployment.overlap", "model.hidden_size"])
+def test_chunks_of_another_study_are_not_taken(study, tmp_path, key):
+    few = {"deployment.tensor": [1, 2], "deployment.concurrency": [16]}
+    other = {"deployment.concurrency": [32], "deployment.overlap": ["two_batches"], "model.hidden_size": [512]}[key]
+    for values in (few, few | {key: other}):
+        done = sweep_deployments(read_study(study(axes=values)), lambda done, total: None, tmp_path)
+        alone = sweep_deployments(read_study(study(axes=values)), lambda done, total: None)
+        assert (done.known_chunks, done.rows) == (0, alone.rows)
+
+
 def test_the_command_writes_all_points_and_prints_fronts_in_80_columns(study, tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
     done = sweep(study(), "--out", tmp_path / "out")
@@ -131,7 +157,8 @@ def test_the_command_writes_all_points_and_prints_fronts_in_80_columns(study, tm
     tables = [line for line in done.stdout.splitlines() if line.startswith(("│", "┃", "└"))]
     assert tables
     assert max(map(len, tables)) <= 80
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"summary.json", "front.png", "deployments.csv"}
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"summary.json", "front.png", "deployments.csv", "chunks"}
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     with (tmp_path / "out" / "deployments.csv").open() as file:
         rows = list(csv.DictReader(file))
