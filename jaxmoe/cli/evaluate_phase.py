@@ -19,6 +19,8 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.report import plot_serving
 from jaxmoe.report.style import aligned
 from jaxmoe.serving.closed_loop import LIMITS, MeanWaits, Users, limits, serve
+from jaxmoe.serving.costs import BOARD, joules_of_steps
+from jaxmoe.serving.costs import PARTS as PARTS_SAY
 from jaxmoe.serving.launch import engine_options, launch_line
 from jaxmoe.serving.machine_step import MachineStep
 from jaxmoe.serving.step import ModelStep, StepLoad
@@ -28,7 +30,7 @@ CONCURRENCIES = tuple(2**power for power in range(11))
 PARTS_OF_OWN = (16, 4, 1)  # where each takes a rollout, and the trace may have few tokens
 HIDDEN = "hidden by overlap"  # what parts have more than the step, below 0
 OWN = -1  # where the requests of the scenario's own users stand, after these
-MILLI = 1e-3
+MILLI, MEGA = 1e-3, 1e6
 ROUNDED = 1e-6  # of a step, below which a part is none
 Curve = tuple[MeanWaits, np.ndarray]
 
@@ -51,11 +53,13 @@ def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: 
             parts[HIDDEN] = float(own.step.seconds(batch)[OWN]) - sum(parts.values())
         with clock.stage("draw"):
             _draw(folder, scenario, own, curves)
-        report = _report(own, phase, parts, served)
+        with clock.stage("energy"):
+            cost = _cost(own, float(served.tokens_per_s_device(own.step)[OWN]))
+        report = _report(own, phase, parts, served) | {"million_output_tokens": cost}
         summary = {"command": "evaluate", "phase": phase, "scenario": resolved(scenario), **surroundings(), **report}
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
     _print_parts(own, phase, parts, float(served.decoding[OWN]))
-    _print_served(own, served)
+    _print_served(own, served, cost)
     _print_layouts(own, curves)
     _print_memory(own)
     if isinstance(own.step, ModelStep):
@@ -113,6 +117,19 @@ def _draw(folder: OutputFolder, scenario: Scenario, own: Deployed, curves: dict[
     plot_serving(folder.target("throughput.png"), points, _counts(own), title, device)
 
 
+def _cost(own: Deployed, tokens_per_s: float) -> dict[str, Any]:
+    """J and price of a million output tokens, and where the joules are from; `None` where the machine does not say."""
+    joules, source = joules_of_steps(own.step, own.users, own.memory.sequences, own.backend), PARTS_SAY
+    if joules is None:
+        joules, source = own.costs.joules(tokens_per_s), BOARD
+    price = own.costs.price(tokens_per_s)
+    return {
+        "J": None if joules is None else float(joules),
+        "energy_from": None if joules is None else source,
+        "price": None if price is None else float(price),
+    }
+
+
 def _report(own: Deployed, phase: str, parts: dict[str, float], served: MeanWaits) -> dict[str, Any]:
     memory = own.memory
     sizes = vars(memory) | {"free": memory.free, "sequences": memory.sequences}
@@ -154,13 +171,17 @@ def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: f
     print_table(table)
 
 
-def _print_served(own: Deployed, served: MeanWaits) -> None:
+def _print_served(own: Deployed, served: MeanWaits, cost: dict[str, Any]) -> None:
     count, prompt, output = (f"{float(each):.0f}" for each in own.users[:3])
     table = new_table(f"{count} requests in flight, {prompt} tokens in, {output} out", "mean", ("",))
     table.add_row("time to first token, ms", f"{float(served.first_token[OWN]) / MILLI:.0f}")
     table.add_row("time per output token, ms", f"{float(served.per_token[OWN]) / MILLI:.2f}")
     table.add_row("output tokens/s of a user", f"{float(served.tokens_per_s_user()[OWN]):.1f}")
     table.add_row(f"output tokens/s of a {_device(own)}", f"{float(served.tokens_per_s_device(own.step)[OWN]):.0f}")
+    if cost["J"] is not None:
+        table.add_row(f"MJ a million output tokens, {cost['energy_from']}", f"{cost['J'] / MEGA:.3g}")
+    if cost["price"] is not None:
+        table.add_row("price of a million output tokens", f"{cost['price']:.3g}")
     on_rank = own.users.concurrency / own.deployment.data
     table.add_row("limited by", LIMITS[int(limits(served.decoding, on_rank, own.backend)[OWN])])
     print_table(table)

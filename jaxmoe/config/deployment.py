@@ -59,3 +59,8 @@ class DeploymentConfig(Section):
     gating_spread: Positive = Field(
         default=0.8, description="the standard deviation of the logarithm of an expert's popularity", examples=[0.8]
     )
+    price_per_device_hour: Positive | None = Field(
+        default=None,
+        description="what one device costs an hour, in a currency of your choice, or null for that of hardware.die",
+        examples=[2.5],
+    )

@@ -101,6 +101,12 @@ class DieConfig(Section):
         description="the power of one node at all times, busy or not, in W, or null where not known",
         examples=[20],
     )
+    board_W: Amount | None = Field(
+        default=None,
+        description="the power of the board of one device under load in W, which a deployment by measured kernels is "
+        "taken to draw all the time, or null where not known",
+        examples=[700],
+    )
     memory_energy_pJ_per_B: Amount | None = Field(
         default=None, description="the energy of a byte to or from memory in pJ, or null where not known", examples=[30]
     )
@@ -123,6 +129,11 @@ class DieConfig(Section):
         description="the price of one node, in a currency of your choice, without what its rates below add, or null "
         "where not known",
         examples=[100],
+    )
+    price_per_device_hour: Amount | None = Field(
+        default=None,
+        description="what one device costs an hour, in a currency of your choice, or null where not known",
+        examples=[2.5],
     )
     price_per_TFLOPs_per_s: Amount | None = Field(
         default=None, description="the price of each TFLOP/s of a node, or null for none", examples=[5]

@@ -1,7 +1,7 @@
 """A scenario's whole model as it is deployed: its step, its memory, what its users wait for, and other layouts."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -15,6 +15,7 @@ from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, beside, read_exchange
 from jaxmoe.hardware.gpu.files import KernelFile, at_sheet, read_kernels
 from jaxmoe.models import MoEModel
 from jaxmoe.serving.closed_loop import BACKENDS, OVERHEADS, Backend, MeanWaits, Overheads, Users, serve
+from jaxmoe.serving.costs import DeviceCosts
 from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
 from jaxmoe.serving.gating import expert_loads
 from jaxmoe.serving.kernels import Kernels
@@ -38,6 +39,7 @@ class Deployed(Generic[Step]):
     users: Users
     backend: Backend
     overheads: Overheads
+    costs: DeviceCosts = field(default_factory=DeviceCosts)
 
     @property
     def deployment(self) -> Deployment:
@@ -90,7 +92,16 @@ def deployed(
             "keep one of the GPU's"
         )
     deepep = read_deepep(beside(path)) if beside(path).exists() else None
-    return _laid(asked, model, deployment, file, deepep, die.memory_capacity_GB * GIGA)
+    own = _laid(asked, model, deployment, file, deepep, die.memory_capacity_GB * GIGA)
+    return replace(own, costs=costs_of(scenario))
+
+
+def costs_of(scenario: Scenario) -> DeviceCosts:
+    """What a device of the scenario takes and costs, where that is given."""
+    asked, die = scenario.deployment, scenario.hardware.die
+    hours = [each.price_per_device_hour for each in (asked, die) if each is not None]
+    hour = next((each for each in hours if each is not None), None)
+    return DeviceCosts(None if die is None else die.board_W, hour)
 
 
 def other_layouts(scenario: Scenario, own: Deployed[ModelStep]) -> Iterator[Deployed[ModelStep]]:
@@ -107,9 +118,10 @@ def other_layouts(scenario: Scenario, own: Deployed[ModelStep]) -> Iterator[Depl
                 continue
             try:
                 capacity = own.memory.capacity / own.backend.memory_part
-                yield _laid(asked, own.step.model, other, own.step.kernels.file, own.step.deepep, capacity)
+                found = _laid(asked, own.step.model, other, own.step.kernels.file, own.step.deepep, capacity)
             except DeploymentError:
                 continue
+            yield replace(found, costs=own.costs)
 
 
 def _laid(

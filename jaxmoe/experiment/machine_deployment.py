@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.config import Scenario, build_even_parts, build_model, element_bytes
+from jaxmoe.config import Scenario, build_even_parts, build_model, element_bytes, unstated_energy
 from jaxmoe.config.deployment import DeploymentConfig
 from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.engine import EvenPart, EvenParts, LayerTime
-from jaxmoe.experiment.deployment import Deployed, deployed, other_layouts
+from jaxmoe.experiment.deployment import Deployed, costs_of, deployed, other_layouts
 from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import IterationBatches, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, plan_of_system
@@ -69,7 +69,7 @@ def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
     notes = tuple(_notes(inputs, float(backend.chunk), chunk))
     for layers in _systems(inputs, strategy):
         step = step_on_machine(scenario, layers, notes)
-        yield Deployed(step, memory, users, backend._replace(chunk=chunk), Overheads())
+        yield Deployed(step, memory, users, backend._replace(chunk=chunk), Overheads(), costs_of(scenario))
 
 
 def step_on_machine(scenario: Scenario, layers: SystemLayers, notes: tuple[str, ...] = ()) -> MachineStep:
@@ -108,6 +108,8 @@ def _notes(inputs: Inputs, usual: float, chunk: float) -> Iterator[str]:
         yield f"a step reads at most {chunk:.0f} tokens of prompts, not {usual:.0f}: workload.trace has no more"
     if inputs.moe.vocabulary_size is None:
         yield "the head is not counted: model.vocabulary_size is not given"
+    if inputs.model.machine.energy is not None and (left := unstated_energy(inputs.scenario.hardware)):
+        yield f"energy counts nothing for what the machine does not state: {', '.join(left)}"
     if inputs.model.machine.capacity is None:
         yield "memory limits nothing: the machine gives no capacity"
 

@@ -108,19 +108,42 @@ class Loop(NamedTuple):
     requests: Given
 
 
-def loop_of(step: AbstractStep, users: Users, sequences: Given, backend: Backend) -> Loop:
-    """The loop of users whose rank has memory for so many `sequences`."""
+class StepLoads(NamedTuple):
+    """Steps of a rank in the long run: one that decodes `alone`, and one that is `reading` a chunk of a prompt.
+
+    Where a backend mixes, that one decodes as well. A prompt has so many `chunks`.
+    """
+
+    alone: StepLoad
+    reading: StepLoad
+    chunks: Given
+
+
+def step_loads(step: AbstractStep, users: Users, sequences: Given, backend: Backend) -> StepLoads:
+    """The steps of users whose rank has memory for so many `sequences`."""
     on_rank = jnp.asarray(users.concurrency) / step.deployment.data
     decoding = jnp.minimum(jnp.minimum(on_rank, sequences), backend.seats)
     prompt, output = jnp.asarray(users.prompt), jnp.asarray(users.output)
     context, chunk = prompt + output / 2, jnp.minimum(backend.chunk_of_rank(step.deployment.data), prompt)
-    alone = step.seconds(StepLoad(decoding, context))
-    if backend.mixes:
-        read = step.seconds(StepLoad(decoding, context, chunk, prompt)) - alone
-    else:
-        read = step.seconds(StepLoad(jnp.zeros_like(decoding), context, chunk, prompt))
-    waiting = jnp.maximum(on_rank / decoding - 1, 0.0)
-    return Loop(decoding, output, prompt / chunk, alone, read, waiting, jnp.asarray(backend.mixes), users.requests)
+    beside = decoding if backend.mixes else jnp.zeros_like(decoding)
+    return StepLoads(StepLoad(decoding, context), StepLoad(beside, context, chunk, prompt), prompt / chunk)
+
+
+def loop_of(step: AbstractStep, users: Users, sequences: Given, backend: Backend) -> Loop:
+    """The loop of users whose rank has memory for so many `sequences`."""
+    loads = step_loads(step, users, sequences, backend)
+    alone, read = step.seconds(loads.alone), step.seconds(loads.reading)
+    decoding, on_rank = loads.alone.decoding, jnp.asarray(users.concurrency) / step.deployment.data
+    return Loop(
+        decoding=decoding,
+        output=jnp.asarray(users.output),
+        chunks=loads.chunks,
+        step=alone,
+        read=read - alone if backend.mixes else read,
+        waiting=jnp.maximum(on_rank / decoding - 1, 0.0),
+        mixes=jnp.asarray(backend.mixes),
+        requests=users.requests,
+    )
 
 
 def wait(loop: Loop, overheads: Overheads) -> MeanWaits:

@@ -4,6 +4,7 @@ Points that differ in nothing but requests are one layout. Layouts of a kind, wi
 priced together, in chunks of one size, so that hardly anything is compiled for another layout.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ TOO_FEW = "there are fewer requests in flight than data-parallel ranks"
 LAYERS_ALONE = ("metrics", "layers", "iterations")  # of a study, which say how layers are timed
 MEASURES = (
     *("first_token_s", "per_token_s", "tokens_per_s_user", "tokens_per_s_device"),
+    *("J_per_million_tokens", "price_per_million_tokens"),
     *("decoding_sequences_a_rank", "gpus", "weights_B", "free_B", "most_sequences_a_rank", "limited_by", "on_front"),
 )
 Case = tuple[tuple[str, str], ...]
@@ -266,8 +268,22 @@ def _measured(
         "free_B": np.array([each.memory.free for each in all_deployed])[of_row],
         "most_sequences_a_rank": sequences,
     }
-    columns: dict[str, list[object]] = {name: np.asarray(column).tolist() for name, column in found.items()}
+    rates = np.asarray(found["tokens_per_s_device"])
+    costs = [each.costs for each in all_deployed]
+    columns: dict[str, list[object]] = {
+        "J_per_million_tokens": _given([each.joules(1.0) for each in costs], of_row, rates),
+        "price_per_million_tokens": _given([each.price(1.0) for each in costs], of_row, rates),
+    }
+    columns |= {name: np.asarray(column).tolist() for name, column in found.items()}
     return columns | {"limited_by": [LIMITS[at] for at in limited]}
+
+
+def _given(
+    of_one: Sequence[float | None], of_row: Int[np.ndarray, " row"], rates: Float[np.ndarray, " row"]
+) -> list[object]:
+    """What a million tokens cost at each rate, from that at one a second of each layout; `None` where not given."""
+    each = np.array([np.nan if cost is None else cost for cost in of_one])[of_row] / rates
+    return [None if math.isnan(cost) else cost for cost in each.tolist()]
 
 
 def _mark_front(rows: list[Row]) -> None:

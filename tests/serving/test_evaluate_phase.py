@@ -68,6 +68,20 @@ def test_what_overlap_hides_is_told(scenario, tmp_path, monkeypatch):
     assert sum(step["parts_s"].values()) == pytest.approx(step["seconds"])
 
 
+@pytest.mark.parametrize("hour", [{"hardware.die": 2}, {"hardware.die": 5, "deployment": 2}, {"deployment": 2}])
+def test_a_million_tokens_by_the_power_of_boards_and_the_price_of_hours(scenario, tmp_path, monkeypatch, hour):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    prices = [f"--set={section}.price_per_device_hour={price}" for section, price in hour.items()]
+    given = ["--set=hardware.die.board_W=500", *prices]
+    done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / "out", *given)
+    assert done.exit_code == 0, done.output
+    assert "board power x time" in done.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    rate, cost = summary["served"]["tokens_per_s_device"], summary["million_output_tokens"]
+    assert cost["J"] == pytest.approx(1e6 * 500 / rate)
+    assert cost["price"] == pytest.approx(1e6 * 2 / 3600 / rate)
+
+
 @pytest.mark.parametrize("given", [["hardware.die.gemm=null"], ["deployment.exchange=engine"]])
 def test_the_engine_times_machines_without_kernels_and_all_that_ask_for_it(scenario, tmp_path, monkeypatch, given):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
@@ -77,6 +91,7 @@ def test_the_engine_times_machines_without_kernels_and_all_that_ask_for_it(scena
     for said in ("16 sequences a rank", "static on 4 nodes", "memory of a node", "at most 48 tokens of prompts"):
         assert said in done.output.replace("\n", " ")
     assert "launch_server" not in done.output
+    assert "million" not in done.output
     step = json.loads((tmp_path / "out" / "summary.json").read_text())["step"]
     assert [*step["parts_s"]] == ["dispatch", "compute", "combine", "attention", "head", "hidden by overlap"]
     assert sum(step["parts_s"].values()) == pytest.approx(step["seconds"])

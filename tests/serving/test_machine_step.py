@@ -1,5 +1,7 @@
 """A step on a machine of any kind, against figures worked out by hand."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from jaxmoe.engine import EvenPart, EvenParts, LayerTime, price_in_turn
 from jaxmoe.engine.times import ATTENTION, EXPERTS
 from jaxmoe.hardware import Die, Energy, Machine, fully_connected
 from jaxmoe.models import GroupedQueryAttention, MoEModel, SharedExperts
+from jaxmoe.serving.closed_loop import BACKENDS, Users
+from jaxmoe.serving.costs import DeviceCosts, joules_of_steps
 from jaxmoe.serving.deployment import Deployment
 from jaxmoe.serving.machine_step import Context, MachineStep, SystemLayers, context_of
 from jaxmoe.serving.step import StepLoad
@@ -77,6 +81,24 @@ def test_steps_of_any_shape_are_those_of_each():
     assert own.seconds(StepLoad(tokens, 4.0)).shape == (1, 3)
     each = [float(own.seconds(StepLoad(count, 4.0))) for count in tokens[0]]
     assert own.seconds(StepLoad(tokens, 4.0))[0].tolist() == each
+
+
+@pytest.mark.parametrize("backend", ["sglang", "vllm"])
+def test_joules_of_a_token_are_its_part_of_decoding_and_of_reading(backend):
+    # Of 10 sequences: 170 FLOP a token of 3 J each; a prompt of 20 tokens of 160 FLOP, and 10 of one answer, for 5.
+    users = Users(10.0, 20.0, 5.0)
+    joules = joules_of_steps(step(layer()), users, 40.0, BACKENDS[backend])
+    assert float(joules) == pytest.approx(1e6 * (3 * 170 + 3 * (20 * 160 + 10) / 5))
+    silent = replace(MACHINE, energy=None)
+    beside = EvenParts(silent, attention=part(100.0), dense=part(20.0), shared=part(40.0))
+    assert joules_of_steps(replace(step(layer()), beside=lambda _: beside), users, 40.0, BACKENDS[backend]) is None
+
+
+def test_a_board_and_its_hours():
+    # 1,000 tokens a second: a million take 1,000 s.
+    costs = DeviceCosts(power=700.0, hour=3.6)
+    assert (costs.joules(1000.0), costs.price(1000.0)) == pytest.approx((700_000.0, 1.0))
+    assert (DeviceCosts().joules(1000.0), DeviceCosts().price(1000.0)) == (None, None)
 
 
 CONTEXTS = {

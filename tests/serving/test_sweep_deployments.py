@@ -122,6 +122,14 @@ def test_no_point_beats_one_of_a_front_of_its_case(found):
     assert len(found.fronts) == 2
 
 
+def test_joules_and_price_are_told_where_given(study):
+    axes = {"deployment.tensor": [1, 2], "hardware.die.board_W": [500, None], "deployment.price_per_device_hour": [2]}
+    for row in sweep_deployments(read_study(study(axes=axes)), lambda done, total: None).rows:
+        rate, power = row["tokens_per_s_device"], row["hardware.die.board_W"]
+        assert row["J_per_million_tokens"] == (None if power is None else pytest.approx(1e6 * power / rate))
+        assert row["price_per_million_tokens"] == pytest.approx(1e6 * 2 / 3600 / rate)
+
+
 def test_a_sweep_that_was_stopped_goes_on_and_tells_the_same(study, found, tmp_path):
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
