@@ -173,13 +173,14 @@ def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: f
 
 def _print_served(own: Deployed, served: MeanWaits, cost: dict[str, Any]) -> None:
     count, prompt, output = (f"{float(each):.0f}" for each in own.users[:3])
-    table = new_table(f"{count} requests in flight, {prompt} tokens in, {output} out", "mean", ("",))
+    told = None if cost["J"] is None else f"joules: {cost['energy_from']}"
+    table = new_table(f"{count} requests in flight, {prompt} tokens in, {output} out", "mean", ("",), told)
     table.add_row("time to first token, ms", f"{float(served.first_token[OWN]) / MILLI:.0f}")
     table.add_row("time per output token, ms", f"{float(served.per_token[OWN]) / MILLI:.2f}")
     table.add_row("output tokens/s of a user", f"{float(served.tokens_per_s_user()[OWN]):.1f}")
     table.add_row(f"output tokens/s of a {_device(own)}", f"{float(served.tokens_per_s_device(own.step)[OWN]):.0f}")
     if cost["J"] is not None:
-        table.add_row(f"MJ a million output tokens, {cost['energy_from']}", f"{cost['J'] / MEGA:.3g}")
+        table.add_row("MJ a million output tokens", f"{cost['J'] / MEGA:.3g}")
     if cost["price"] is not None:
         table.add_row("price of a million output tokens", f"{cost['price']:.3g}")
     on_rank = own.users.concurrency / own.deployment.data

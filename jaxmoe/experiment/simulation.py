@@ -228,7 +228,7 @@ def _replayed(
 def steps_of(inputs: Inputs, simulation: Simulation) -> dict[str, Step]:
     """The mean step of the whole model, by run."""
     model = WholeModel.of(inputs)
-    return {name: step_of_run(model, run.time) for name, run in simulation.runs.items()}
+    return {name: step_of_run(model, run.time, run.system.times_shared) for name, run in simulation.runs.items()}
 
 
 def simulation_report(inputs: Inputs, simulation: Simulation) -> dict[str, Any]:

@@ -58,14 +58,12 @@ class WholeModel:
             return cls(*sizes, {}, str(error))
         return cls(*sizes, {name: float(seconds) for name, seconds in parts._asdict().items()})
 
-    def step(self, layer_seconds: float, with_attention: bool = False) -> Step:
-        """A step whose MoE layers take `layer_seconds` on average; `with_attention`, their attention is in that."""
-        return Step(self.layers * layer_seconds + self._beside(with_attention), self.tokens, self.devices)
-
-    def _beside(self, with_attention: bool) -> float:
-        beside = sum(self.parts.values())
+    def step(self, layer_seconds: float, with_attention: bool = False, with_shared: bool = False) -> Step:
+        """A step whose MoE layers take `layer_seconds` on average, in which their attention or shared experts may be."""
+        beside = sum(self.parts.values()) - with_shared * self.parts.get("shared", 0.0)
         moe_part = self.layers / (self.layers + self.dense_layers)
-        return beside - with_attention * moe_part * self.parts.get("attention", 0.0)
+        beside -= with_attention * moe_part * self.parts.get("attention", 0.0)
+        return Step(self.layers * layer_seconds + beside, self.tokens, self.devices)
 
     @property
     def counted(self) -> str:
@@ -105,7 +103,9 @@ def step_report(step: Step) -> dict[str, float]:
     }
 
 
-def step_of_run(model: WholeModel, time: LayerTime) -> Step:
-    """The mean step of a system whose times are [step, layer]; it may time the attention of these layers itself."""
+def step_of_run(model: WholeModel, time: LayerTime, with_shared: bool = False) -> Step:
+    """The mean step of a system whose times are [step, layer]; it may time the attention of these layers itself, and
+    their shared experts.
+    """
     attention = sum(float(np.mean(time.stages[name])) for name in dict(time.blocks).get(ATTENTION, ()))
-    return model.step(float(np.mean(time.total)), attention > 0)
+    return model.step(float(np.mean(time.total)), attention > 0, with_shared)
