@@ -59,7 +59,7 @@ class WholeModel:
         return cls(*sizes, {name: float(seconds) for name, seconds in parts._asdict().items()})
 
     def step(self, layer_seconds: float, with_attention: bool = False, with_shared: bool = False) -> Step:
-        """A step whose MoE layers take `layer_seconds` on average, in which their attention or shared experts may be."""
+        """A step whose MoE layers take `layer_seconds` on average, maybe with their attention or shared experts."""
         beside = sum(self.parts.values()) - with_shared * self.parts.get("shared", 0.0)
         moe_part = self.layers / (self.layers + self.dense_layers)
         beside -= with_attention * moe_part * self.parts.get("attention", 0.0)

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ from jaxmoe.sweep.deployment_chunks import Chunks
 from jaxmoe.sweep.points import Point, Space, SweepError, comparable
 from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study
+from jaxmoe.threads import side_by_side
 
 REQUESTS = ("concurrency", "prompt_tokens", "output_tokens")
 KEYS = tuple(f"deployment.{name}" for name in REQUESTS)
@@ -170,16 +172,17 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
             told[id(own.step.deepep)] = repr(own.step.deepep)
         return told[id(own.step.deepep)]
 
+    asked = np.array([[row.get(key, np.nan) for row in rows] for key in KEYS], float).T  # where it is an axis
+    contexts = _context(*np.nan_to_num(asked[:, 1:]).T)
     for same, places in alike.items():
-        shortest = min(places, key=lambda at: _context(*(rows[at].get(key, 0) for key in KEYS[1:])))
+        shortest = places[int(contexts[places].argmin())]
         try:
             own = deployed(space.scenario(points[shortest].values), *read)
         except InputError as error:
             reason = NO_ROOM if isinstance(error, DoesNotFitError) else str(error)
             _leave_out(rows, places, reason)
             continue
-        given = dict(zip(KEYS, own.users, strict=False))
-        requests = np.array([[rows[at].get(key, given[key]) for key in KEYS] for at in places], float)
+        requests = np.where(np.isnan(asked[places]), own.users[: len(KEYS)], asked[places])
         identity = repr((same, points[shortest].content, exchanges_of(own))).encode()
         yield _Layout(own, identity, np.array(places), requests, _sequences(own, requests))
 
@@ -224,24 +227,43 @@ def _first_reason(space: Space, points: Sequence[Point], rows: Sequence[Row]) ->
 
 
 def _priced(kinds: Sequence[Sequence[_Layout]], chunks: Chunks, study: bytes) -> Iterator[Mapping[int, Row]]:
-    """Measures by point, a chunk at a time; chunks have one size, so that they share what is compiled.
+    """Measures by point, a chunk at a time, on all cores; chunks have one size, so that they share what is compiled.
 
     `study` is what all have in common, for the identity of a chunk.
     """
     most = max(sum(len(layout.points) for layout in kind) for kind in kinds)
     size = min(MOST_AT_ONCE, 2 ** int(np.ceil(np.log2(most))))
-    for kind in kinds:
-        of_row = np.concatenate([np.full(len(layout.points), at) for at, layout in enumerate(kind)])
-        points, requests, sequences = (
-            np.concatenate([getattr(layout, name) for layout in kind]) for name in ("points", "requests", "sequences")
-        )
-        for start in range(0, len(points), size):
-            part = np.minimum(np.arange(start, start + size), len(points) - 1)  # the last one fills a chunk up
-            given = of_row[part], requests[part], sequences[part]
-            identity = (study, *(kind[at].identity for at in dict.fromkeys(given[0])), *map(np.ndarray.tobytes, given))
-            found = chunks.columns(identity, partial(_measured, kind, *given))
-            rows = zip(*found.values(), strict=True)
-            yield {at: dict(zip(found, row, strict=True)) for at, row in zip(points[part].tolist(), rows, strict=True)}
+
+    def price(chunk: _Chunk) -> Mapping[int, Row]:
+        given = chunk.of_row, chunk.requests, chunk.sequences
+        layouts = (chunk.kind[at].identity for at in dict.fromkeys(chunk.of_row.tolist()))
+        identity = (study, *layouts, *map(np.ndarray.tobytes, given))
+        found = chunks.columns(identity, partial(_measured, chunk.kind, *given))
+        rows = zip(*found.values(), strict=True)
+        return {at: dict(zip(found, row, strict=True)) for at, row in zip(chunk.points.tolist(), rows, strict=True)}
+
+    return side_by_side(price, (chunk for kind in kinds for chunk in _chunks(kind, size)))
+
+
+class _Chunk(NamedTuple):
+    """Rows of a kind that are priced together, and the place of the layout of each."""
+
+    kind: Sequence[_Layout]
+    of_row: Int[np.ndarray, " row"]
+    points: Int[np.ndarray, " row"]
+    requests: Float[np.ndarray, "row request"]
+    sequences: Float[np.ndarray, " row"]
+
+
+def _chunks(kind: Sequence[_Layout], size: int) -> Iterator[_Chunk]:
+    """All rows of a kind, so many at a time; the last one of them fills the last chunk up."""
+    of_row = np.concatenate([np.full(len(layout.points), at) for at, layout in enumerate(kind)])
+    points, requests, sequences = (
+        np.concatenate([getattr(layout, name) for layout in kind]) for name in ("points", "requests", "sequences")
+    )
+    for start in range(0, len(points), size):
+        part = np.minimum(np.arange(start, start + size), len(points) - 1)
+        yield _Chunk(kind, of_row[part], points[part], requests[part], sequences[part])
 
 
 def _measured(

@@ -85,13 +85,11 @@ def _plain(value: object) -> object:
     return float(value) if is_number(value) else value
 
 
-PLAIN = {str, int, float}
-
-
-def comparable(value: object) -> Hashable:
+def comparable(value: Any) -> Hashable:
     """What equal values of a point share, as in `_plain`."""
-    if type(value) in PLAIN:
-        return value  # type: ignore[return-value]
+    if type(value) in (float, int, str) or value is None:
+        found: Hashable = value
+        return found
     return float(value) if is_number(value) else (json.dumps(value, sort_keys=True),)
 
 
