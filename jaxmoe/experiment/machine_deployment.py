@@ -21,7 +21,7 @@ from jaxmoe.methods import AbstractRun, system_of
 from jaxmoe.serving.closed_loop import BACKENDS, Overheads, Users
 from jaxmoe.serving.deployment import Deployment, Exchange, check_attention
 from jaxmoe.serving.machine_step import Context, MachineStep, SystemLayers
-from jaxmoe.serving.memory import DeviceMemory
+from jaxmoe.serving.memory import DeviceMemory, DoesNotFitError, does_not_fit
 from jaxmoe.serving.step import AbstractStep
 
 ENGINE: Exchange = "engine"
@@ -69,7 +69,9 @@ def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
     notes = tuple(_notes(inputs, float(backend.chunk), chunk))
     for layers in _systems(inputs, strategy):
         step = step_on_machine(scenario, layers, notes)
-        yield Deployed(step, memory, users, backend._replace(chunk=chunk), Overheads(), costs_of(scenario))
+        yield Deployed(
+            step, memory, users, backend._replace(chunk=chunk, seats=math.inf), Overheads(), costs_of(scenario)
+        )
 
 
 def step_on_machine(scenario: Scenario, layers: SystemLayers, notes: tuple[str, ...] = ()) -> MachineStep:
@@ -89,13 +91,14 @@ def _users(asked: DeploymentConfig) -> Users:
 
 
 def _check(scenario: Scenario, asked: DeploymentConfig) -> None:
-    for key, remedy in ELSEWHERE.items():
-        if key in asked.model_fields_set:
+    by_kernels = "leave exchange: engine out" if asked.exchange == ENGINE else "take a machine with measured kernels"
+    for key, instead in ELSEWHERE.items():
+        if getattr(asked, key) != type(asked).model_fields[key].default:
             raise OptionError(
                 f"deployment.{key} is {getattr(asked, key)}, but {scenario.hardware.name} is timed by the engine, "
-                f"where {remedy}; drop it, or take a machine with measured kernels such as h200_sxm_8"
+                f"where {instead}; drop it, or {by_kernels}"
             )
-    if asked.exchange != ENGINE and "exchange" in asked.model_fields_set:
+    if asked.exchange not in (ENGINE, "collectives"):
         raise OptionError(
             f"deployment.exchange is {asked.exchange}, whose kernels {scenario.hardware.name} does not have; expected "
             f"{ENGINE}, with the exchange of costs.exchange"
@@ -103,7 +106,8 @@ def _check(scenario: Scenario, asked: DeploymentConfig) -> None:
 
 
 def _notes(inputs: Inputs, usual: float, chunk: float) -> Iterator[str]:
-    yield "no constants of a backend are added: they were fitted on GPUs"
+    yield "no constants and seats of a backend count: they are of GPUs"
+    yield "what all nodes share evenly, beside the layers of the system, sends nothing"
     if chunk < usual:
         yield f"a step reads at most {chunk:.0f} tokens of prompts, not {usual:.0f}: workload.trace has no more"
     if inputs.moe.vocabulary_size is None:
@@ -123,7 +127,10 @@ def _head(scenario: Scenario) -> EvenPart:
 
 
 def _memory(inputs: Inputs, strategy: Strategy, context: float, part: float) -> DeviceMemory:
-    """Memory of the fullest node: experts by the plan, all else divided evenly; endless where no capacity is given."""
+    """Memory of the fullest node: experts by the plan, all else divided evenly; endless where no capacity is given.
+
+    Raises `DoesNotFitError`.
+    """
     model, widths, nodes = inputs.moe, element_bytes(inputs.scenario), inputs.num_nodes
     capacity = inputs.model.machine.capacity
     assert model.attention is not None  # `check_attention` has refused such a model
@@ -133,13 +140,17 @@ def _memory(inputs: Inputs, strategy: Strategy, context: float, part: float) -> 
     vocabulary = (model.embedding_parameters if model.vocabulary_size else 0) + dense
     attention = model.num_attention_layers * model.attention_parameters * widths.attention
     cache = model.num_attention_layers * model.attention.cache_elements * model.context_read(context) * widths.kv
-    return DeviceMemory(
+    memory = DeviceMemory(
         capacity=math.inf if capacity is None else float(capacity.min()) * sparse / len(inputs.layer_ids) * part,
         experts=float(sparse * held),
         other_weights=float(vocabulary * widths.dense + attention) / nodes,
         workspace=0.0,
         cache_per_sequence=float(cache / nodes),
     )
+    if memory.sequences < 1:
+        remedy = "Take another plan, more nodes, narrower weights or shorter sequences."
+        raise DoesNotFitError(does_not_fit(f"{model.name} does not fit on {nodes} nodes", memory, remedy))
+    return memory
 
 
 def _plan(inputs: Inputs) -> Strategy:

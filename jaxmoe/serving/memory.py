@@ -47,7 +47,8 @@ def memory_of(
     memory = _counted(model, deployment, capacity, context, copies)
     if memory.sequences < 1:
         nearest = next(_layouts_that_fit(model, deployment, capacity, context, copies), None)
-        raise DoesNotFitError(_does_not_fit(model, deployment, memory, nearest))
+        what = f"{model.name} does not fit on {deployment.devices} GPUs"
+        raise DoesNotFitError(does_not_fit(what, memory, _remedy(nearest)))
     return memory
 
 
@@ -96,16 +97,18 @@ def cache_bytes(model: MoEModel, deployment: Deployment, context: float | int) -
     return sum(layers * own * min(context, window or context) for window, layers in pairs) * width
 
 
-def _does_not_fit(model: MoEModel, deployment: Deployment, memory: DeviceMemory, nearest: Deployment | None) -> str:
+def _remedy(nearest: Deployment | None) -> str:
+    if nearest is None:
+        return "Take narrower weights or shorter sequences."
+    return (
+        f"It fits with deployment.tensor {nearest.tensor}, data {nearest.data} and expert_ranks "
+        f"{nearest.expert_ranks}, on {nearest.devices} GPUs; or take narrower weights."
+    )
+
+
+def does_not_fit(what: str, memory: DeviceMemory, remedy: str) -> str:
+    """The message of a `DoesNotFitError`, with what takes the room."""
     parts = {"experts": memory.experts, "other weights": memory.other_weights, "workspace": memory.workspace}
     told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts.items())
-    remedy = "Take narrower weights or shorter sequences."
-    if nearest is not None:
-        remedy = (
-            f"It fits with deployment.tensor {nearest.tensor}, data {nearest.data} and expert_ranks "
-            f"{nearest.expert_ranks}, on {nearest.devices} GPUs; or take narrower weights."
-        )
-    return (
-        f"{model.name} does not fit on {deployment.devices} GPUs of {memory.capacity / 1e9:.1f} usable GB: "
-        f"{told}, and {memory.cache_per_sequence / 1e9:.2f} GB for one sequence. {remedy}"
-    )
+    usable, sequence = memory.capacity / 1e9, memory.cache_per_sequence / 1e9
+    return f"{what} of {usable:.1f} usable GB: {told}, and {sequence:.2f} GB for one sequence. {remedy}"

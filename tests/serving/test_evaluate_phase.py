@@ -112,6 +112,10 @@ REFUSED = {
     "none": (["--set", "deployment=null"], "the scenario has no deployment. Write for example deployment:"),
     "roofline": (["--set", "hardware.die.gemm=null"], "deployment.tensor is 2, but deployed is timed by the engine"),
     "engine": (["--set", "deployment.exchange=engine"], "where attention is that of the system"),
+    "room": (
+        ["--set", "hardware.die.memory_capacity_GB=0.0005", "--set", "deployment={backend: sglang, exchange: engine}"],
+        "does not fit on 4 nodes of 0.0 usable GB: experts 0.0 GB",
+    ),
     "no kernels": (
         ["--set", "hardware.die.gemm=null", "--set", "deployment={backend: sglang, exchange: deepep_normal}"],
         "deployment.exchange is deepep_normal, whose kernels deployed does not have; expected engine",
