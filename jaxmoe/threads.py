@@ -4,6 +4,7 @@ Settings of JAX that hold inside a `with` block alone do not reach these threads
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,18 @@ def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> I
     """
     with _pool(cores()) as pool:
         yield from pool.map(function, items)
+
+
+def streamed(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """As `side_by_side`, of items that are many or large: each is taken when a thread is about to be free for it."""
+    with _pool(cores()) as pool:
+        begun: deque[Future[Result]] = deque()
+        for item in items:
+            begun.append(pool.submit(function, item))
+            if len(begun) > cores():
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from jaxmoe.cli.serve_files import over_time, request_rows, step_rows, timeline
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import Scenario, load_scenario, resolved
 from jaxmoe.config.serving import RandomArrivals
-from jaxmoe.experiment.serving import Serving, answers, check_drains, serving_of
+from jaxmoe.experiment.serving import Serving, answers, check_drains
+from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write, write_table

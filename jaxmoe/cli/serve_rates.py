@@ -1,26 +1,29 @@
-"""`jaxmoe serve rates`: the same requests at several rates, a file each, so that a run that was stopped goes on."""
+"""`jaxmoe serve rates`: the same requests at several rates, kept as they come, so that a run that is killed goes on."""
 
-import json
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jaxmoe.cli.comparison_output import new_table, print_table
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import load_scenario, resolved
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.serving import Serving, answers, serving_of
+from jaxmoe.experiment.metrics import Row
+from jaxmoe.experiment.serving import COLUMNS, Serving, answers, row_of
+from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.files import atomic_write, write_table
+from jaxmoe.files import write_table
 from jaxmoe.report import plot_rates
 from jaxmoe.report.style import digits
 from jaxmoe.serving.online.arrivals import mean_rate
+from jaxmoe.sweep.chunks import POINTS, ChunkFiles, check_installed
+from jaxmoe.sweep.served import written
 
 MILLI = 1e-3
-Row = dict[str, Any]
+RATE = "rate_per_s"
 
 
 def run(
@@ -32,6 +35,7 @@ def run(
     profile: Path | None,
 ) -> None:
     """Serve the scenario's requests at each rate that the folder does not have yet."""
+    check_installed("jaxmoe serve rates")
     wanted = _rates(rates)
     folder.to_go_on = "the same command goes on from there"
     with StageTimer() as clock:
@@ -41,16 +45,14 @@ def run(
             if serving.fleet.users is not None or not np.isfinite(mean_rate(serving.requests)):
                 raise OptionError("--rates is given, but requests do not come at a rate; take arrivals that do")
         with clock.stage("serve"):
-            rows = []
-            for rate in wanted:
-                rows.append(_row(folder, serving, rate))
-                interrupts.check()
+            files, rows = _served(folder, serving, wanted, interrupts)
         with clock.stage("draw and write"):
-            write_table(folder.target("rates.csv"), map(_flat, rows))
+            write_table(folder.target("rates.csv"), rows)
             _draw(folder, scenario.name, serving, rows)
         summary = {"command": "serve rates", "scenario": resolved(scenario), **surroundings(), "rates": rows}
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
     _print(scenario.name, serving, rows)
+    print_warnings([f"{name} could not be read: it was set aside, and run anew" for name in files.damaged])
 
 
 def _rates(text: str) -> list[float]:
@@ -63,36 +65,30 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def _row(folder: OutputFolder, serving: Serving, rate: float) -> Row:
-    """Answers at a rate: those of the folder, where the same was run there before."""
-    name = f"rate_{rate:g}.json"
-    path, known = folder.path / name, {"identity": serving.identity, "rate_per_s": rate}
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if known.items() <= found.items():
-            return found
-    row = known | answers(serving, *serving.at(rate))
-    with atomic_write(folder.target(name)) as aside:
-        aside.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    return row
+def _served(
+    folder: OutputFolder, serving: Serving, rates: Sequence[float], interrupts: Interrupts
+) -> tuple[ChunkFiles, list[Row]]:
+    """Rows of these rates: those of the folder, where the same was run there before. Each is kept as it comes."""
+    folder.target(POINTS)
+    hashes = {rate: sha256(f"{serving.identity} {rate!r}".encode()).hexdigest()[:16] for rate in rates}
+    files = ChunkFiles(folder.path, ("hash", RATE, *COLUMNS))
+    found = files.read()
+    files.conform(["hash", RATE, *COLUMNS], {"hash"})
 
+    def row(rate: float) -> Row:
+        return {"hash": hashes[rate], RATE: rate, **row_of(answers(serving, *serving.at(rate)))}
 
-def _flat(row: Row) -> Row:
-    """A row of the table, with a column for each statistic of each wait."""
-    waits = {
-        f"{name}_{statistic}_s": value
-        for name, values in row["waits_s"].items()
-        for statistic, value in (values or {}).items()
-    }
-    told = {name: value for name, value in row.items() if name not in ("identity", "waits_s")}
-    return told | {"drains": int(row["drains"])} | waits
+    for chunk in written(files, row, [rate for rate in rates if hashes[rate] not in found]):
+        found |= {each["hash"]: each for each in chunk}
+        interrupts.check()
+    return files, [{name: found[hashes[rate]][name] for name in (RATE, *COLUMNS)} for rate in rates]
 
 
 def _draw(folder: OutputFolder, name: str, serving: Serving, rows: Sequence[Row]) -> None:
-    rates = np.array([row["rate_per_s"] for row in rows])
+    rates = np.array([row[RATE] for row in rows])
     waits = {
         label: {
-            statistic: np.array([(row["waits_s"][wait] or {}).get(statistic, np.nan) for row in rows])
+            statistic: np.array([row[f"{wait}_{statistic}_s"] or np.nan for row in rows])
             for statistic in ("p50", "p99")
         }
         for label, wait in (("time to first token", "first_token"), ("time per token", "per_token"))
@@ -109,8 +105,8 @@ def _print(name: str, serving: Serving, rows: Sequence[Row]) -> None:
     caption = "rates that do not drain have a star" if not all(row["drains"] for row in rows) else None
     table = new_table(f"{name}: {len(serving.requests)} requests", "rate\n/s", heads, caption)
     for row in rows:
-        waits = [row["waits_s"][wait] for wait in ("first_token", "per_token")]
-        told = [digits(each[at] / MILLI) if each else "-" for each in waits for at in ("p50", "p99")]
-        rate = digits(row["rate_per_s"]) + ("" if row["drains"] else " *")
+        waits = [row[f"{wait}_{at}_s"] for wait in ("first_token", "per_token") for at in ("p50", "p99")]
+        told = ["-" if each is None else digits(each / MILLI) for each in waits]
+        rate = digits(row[RATE]) + ("" if row["drains"] else " *")
         table.add_row(rate, digits(row["requests_per_s"]), digits(row["goodput_per_s"]), *told)
     print_table(table)

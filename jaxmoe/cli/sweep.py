@@ -10,7 +10,7 @@ import numpy as np
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jaxmoe.cli import sweep_deployments
+from jaxmoe.cli import sweep_deployments, sweep_served
 from jaxmoe.cli.comparison_output import NONE, as_factor, new_table, print_table, print_warnings
 from jaxmoe.cli.progress import bars_of
 from jaxmoe.cli.session import Interrupts, OutputFolder
@@ -24,11 +24,12 @@ from jaxmoe.report.style import aligned, time_unit
 from jaxmoe.sweep.analysis import Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.analysis import elasticities as worth
 from jaxmoe.sweep.analysis import pareto as front
+from jaxmoe.sweep.chunks import MANIFEST, POINTS, STUDY, writing
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
 from jaxmoe.sweep.points import Point, Space, SweepError
-from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results
+from jaxmoe.sweep.results import ELASTICITIES, Results
 from jaxmoe.sweep.run import Progress as Report
-from jaxmoe.sweep.run import Sweep, run_sweep, writing
+from jaxmoe.sweep.run import Sweep, run_sweep
 from jaxmoe.sweep.study import Study, read_study
 from jaxmoe.units import GIGA
 
@@ -49,10 +50,14 @@ def run(
 ) -> None:
     """Compute the points that the folder lacks, and tell what came out. Or explain a single point."""
     study = read_study(config)
-    if study.has_deployments:
-        refused: dict[str, Any] = {"--explain": explain, "--pareto": pareto, "--elasticities": elasticities}
-        refused |= {"--effects": effects, "--map": wins_map, "--memory": memory, "--ray": ray}
-        sweep_deployments.run(folder, study, partial(_bar, interrupts), refused)
+    if study.has_serving or study.has_deployments:
+        _check_options(
+            study,
+            {"--explain": explain, "--pareto": pareto, "--elasticities": elasticities, "--effects": effects}
+            | {"--map": wins_map, "--memory": memory, "--ray": ray},
+        )
+        of_points = sweep_served if study.has_serving else sweep_deployments
+        of_points.run(folder, study, partial(_bar, interrupts))
         return
     if explain is not None:
         space = Space(study)
@@ -74,6 +79,14 @@ def run(
     _tell(study, sweep, folder, names, effects, axes)
     if elasticities:
         _elasticities(study, sweep, folder, interrupts)
+
+
+def _check_options(study: Study, refused: dict[str, Any]) -> None:
+    """Raise `SweepError` for an option that only a sweep of layers has."""
+    given = [name for name, value in refused.items() if value]
+    if given:
+        told = "requests over time" if study.has_serving else "deployments"
+        raise SweepError(f"{given[0]} is given, but {study.path} has axes of {told}, which have none; drop it")
 
 
 def _tell(

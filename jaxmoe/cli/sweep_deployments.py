@@ -1,6 +1,6 @@
 """`jaxmoe sweep` of a study with axes of a deployment: all points, and the front of a user's and a GPU's tokens."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,11 +17,11 @@ from jaxmoe.files import write_table
 from jaxmoe.report import plot_front
 from jaxmoe.report.style import aligned
 from jaxmoe.run_folders import locked
+from jaxmoe.sweep.chunks import MANIFEST, writing
 from jaxmoe.sweep.deployment_chunks import CHUNKS
 from jaxmoe.sweep.deployments import LEFT_OUT, MEASURES, Case, DeploymentSweep, sweep_deployments
 from jaxmoe.sweep.points import SweepError
-from jaxmoe.sweep.results import MANIFEST
-from jaxmoe.sweep.run import Progress, writing
+from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study
 
 MILLI = 1e-3
@@ -32,11 +32,8 @@ SERIES = 6  # of a picture
 Bar = Callable[[], AbstractContextManager[Progress]]
 
 
-def run(folder: OutputFolder, study: Study, bar: Bar, refused: dict[str, Any]) -> None:
+def run(folder: OutputFolder, study: Study, bar: Bar) -> None:
     """Price all deployments of a study; write them, their front and a picture, and print the front."""
-    given = [name for name, value in refused.items() if value]
-    if given:
-        raise SweepError(f"{given[0]} is given, but {study.path} has axes of deployments, which have none; drop it")
     if (folder.path / MANIFEST).exists():
         raise SweepError(f"--out: {folder.path} holds results of a sweep of layers; give another folder")
     folder.target(CHUNKS)
@@ -48,9 +45,14 @@ def run(folder: OutputFolder, study: Study, bar: Bar, refused: dict[str, Any]) -
         _draw(folder, study, sweep)
         folder.write_json("summary.json", _summary(study, sweep))
     _print_fronts(study, sweep)
-    left_out = [f"{count} left out: {reason}" for reason, count in sweep.left_out.items()]
-    more = [f"{len(left_out) - MOST_REASONS} more reasons are in deployments.csv"] * (len(left_out) > MOST_REASONS)
-    print_warnings([*left_out[:MOST_REASONS], *more, *sweep.notes])
+    print_warnings([*reasons_told(sweep.left_out, "deployments.csv"), *sweep.notes])
+
+
+def reasons_told(left_out: Mapping[str, int], table: str) -> list[str]:
+    """Lines on how many points are left out, by the reason; `table` has them all."""
+    told = [f"{count} left out: {reason}" for reason, count in left_out.items()]
+    more = [f"{len(told) - MOST_REASONS} more reasons are in {table}"] * (len(told) > MOST_REASONS)
+    return [*told[:MOST_REASONS], *more]
 
 
 def _summary(study: Study, sweep: DeploymentSweep) -> dict[str, Any]:
@@ -73,21 +75,21 @@ def _summary(study: Study, sweep: DeploymentSweep) -> dict[str, Any]:
 def _axes(sweep: DeploymentSweep) -> list[str]:
     """Keys of the points whose values differ among those that are priced."""
     keys = [key for key in sweep.rows[0] if key not in (*MEASURES, LEFT_OUT)]
-    return [key for key in keys if _differs(key, sweep.priced)]
+    return [key for key in keys if differs(key, sweep.priced)]
 
 
-def _differs(key: str, rows: Sequence[Row]) -> bool:
+def differs(key: str, rows: Sequence[Row]) -> bool:
     return len({str(row[key]) for row in rows}) > 1
 
 
 def _told(case: Case) -> str:
-    return ", ".join(f"{_short(key, ' ')} {value}" for key, value in case)
+    return ", ".join(f"{short_name(key, ' ')} {value}" for key, value in case)
 
 
 def _draw(folder: OutputFolder, study: Study, sweep: DeploymentSweep) -> None:
     """All deployments and the front of each of the first cases."""
     fronts = list(sweep.fronts.items())
-    thinned = [fronts[at] for at in _evenly(len(fronts), SERIES)]
+    thinned = [fronts[at] for at in evenly(len(fronts), SERIES)]
     title = f"{study.config.name}: {len(sweep.priced):,} deployments"
     planes = {_told(case) or "front": _plane(rows) for case, rows in thinned}
     plot_front(folder.target("front.png"), _plane(sweep.priced), planes, title)
@@ -102,7 +104,7 @@ def _plane(rows: Iterable[Row]) -> tuple[np.ndarray, np.ndarray]:
 def _print_fronts(study: Study, sweep: DeploymentSweep) -> None:
     """A table for each of a few cases, evenly taken."""
     fronts, axes = list(sweep.fronts.items()), _axes(sweep)
-    shown = _evenly(len(fronts), MOST_TABLES)
+    shown = evenly(len(fronts), MOST_TABLES)
     for at in shown:
         case, rows = fronts[at]
         keys = [key for key in axes if key not in dict(case)]
@@ -116,15 +118,15 @@ def _print_fronts(study: Study, sweep: DeploymentSweep) -> None:
 
 def _print_front(title: str, front: Sequence[Row], axes: Sequence[str], most: int) -> None:
     """The front of a case, evenly thinned to the rows of a table, with the axes that differ on it."""
-    shown = [front[at] for at in _evenly(len(front), most)]
-    differ = [key for key in axes if _differs(key, front)]
-    alike = ", ".join(f"{_short(key, ' ')} {front[0][key]}" for key in axes if key not in differ)
+    shown = [front[at] for at in evenly(len(front), most)]
+    differ = [key for key in axes if differs(key, front)]
+    alike = ", ".join(f"{short_name(key, ' ')} {front[0][key]}" for key in axes if key not in differ)
     thinned = f", {len(shown)} of {len(front)}" if len(shown) < len(front) else ""
     heads = ("tok/s\na user", "tok/s\na GPU", "first\ntoken\nms")
     table = new_table(f"front of {title}{thinned}", heads[0], heads[1:], alike or None)
     table.columns[0].justify = "right"
     for key in differ:
-        table.add_column(escape(_short(key, "\n")), justify="right", max_width=WIDEST)
+        table.add_column(escape(short_name(key, "\n")), justify="right", max_width=WIDEST)
     table.add_column("limit")
     scales = {"tokens_per_s_user": 1, "tokens_per_s_device": 1, "first_token_s": 1 / MILLI}
     cells = [aligned([row[name] * scale for row in shown]) for name, scale in scales.items()]
@@ -134,11 +136,11 @@ def _print_front(title: str, front: Sequence[Row], axes: Sequence[str], most: in
     print_table(table)
 
 
-def _evenly(count: int, most: int) -> list[int]:
+def evenly(count: int, most: int) -> list[int]:
     """Places of at most so many of them, the first and the last among these."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
-def _short(key: str, space: str) -> str:
+def short_name(key: str, space: str) -> str:
     """The last part of a key, its words apart."""
     return key.rpartition(".")[2].replace("_", space)

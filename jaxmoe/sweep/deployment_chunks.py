@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.files import atomic_write
-from jaxmoe.sweep.results import check_installed
-from jaxmoe.sweep.run import writing
+from jaxmoe.sweep.chunks import check_installed, writing
 
 CHUNKS = "chunks"
 Columns = dict[str, list[Any]]

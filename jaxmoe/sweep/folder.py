@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxmoe.experiment.metrics import Row, column_of, columns, is_finite
 from jaxmoe.sweep.analysis import Winner, pareto, winners
+from jaxmoe.sweep.chunks import MANIFEST, POINTS, STUDY, check_installed
 from jaxmoe.sweep.points import Point, SweepError
-from jaxmoe.sweep.results import AFTER, ELASTICITIES, MANIFEST, POINTS, STUDY, check_installed
+from jaxmoe.sweep.results import AFTER, ELASTICITIES
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -89,8 +90,11 @@ def read_sweep(path: Path) -> SweepFolder:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         _ = [*manifest["metrics"]], manifest["study"]
+        kind = manifest.get("kind")
     except (ValueError, KeyError, TypeError):
         raise SweepError(f"{path / MANIFEST} is not that of a sweep; run the sweep again into another folder") from None
+    if kind is not None:
+        raise SweepError(f"{path} is of a sweep over {kind}, which has no page; see its tables and pictures")
     rows = {row["hash"]: row for file in sorted((path / POINTS).glob("*.parquet")) for row in _table(file).to_pylist()}
     if not rows:
         raise SweepError(f"{path} holds no points of a sweep yet; run the sweep again, and it goes on")

@@ -1,11 +1,9 @@
 """A sweep from study to results: what is missing is computed, chunk by chunk."""
 
-import errno
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -18,11 +16,12 @@ from jaxmoe.experiment.metrics import Row, is_finite, parts_of, unstated
 from jaxmoe.registry import METRICS
 from jaxmoe.run_folders import locked
 from jaxmoe.sweep.analysis import best
+from jaxmoe.sweep.chunks import check_installed, writing
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.compile_groups import Group, Refused, groups_of
 from jaxmoe.sweep.evaluation import Measured, SweepEvaluator, resources
 from jaxmoe.sweep.points import Point, Space, SweepError
-from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
+from jaxmoe.sweep.results import Results, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
 
 Progress = Callable[[int, int], None]
@@ -194,21 +193,3 @@ def _unstated(space: Space, points: Sequence[Point]) -> list[str]:
     """A note on what energies leave out, on any machine."""
     keys = {key for hardware in _machines(space, points) for key in unstated_energy(hardware)}
     return [f"energy counts nothing for what machines do not state: {', '.join(sorted(keys))}"] if keys else []
-
-
-# Writing to the folder of a sweep.
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Raise `SweepError` where the system cannot write what is written inside: its own error names no folder."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "put that right"
-        raise SweepError(
-            f"--out: cannot write to {folder}: {os.strerror(error.errno)}; {remedy} and run again: points that are "
-            "complete there stay"
-        ) from error

@@ -233,6 +233,11 @@ class Study:
         return any(map(is_of_system, (*self.config.axes, *self.config.set, *self.config.derived)))
 
     @property
+    def has_serving(self) -> bool:
+        """Whether points are requests over time and the engines that serve them, as `jaxmoe serve` runs them."""
+        return any(key.startswith("serving.") for key in (*self.config.axes, *self.config.derived))
+
+    @property
     def has_deployments(self) -> bool:
         """Whether points are deployments of a whole model, as `jaxmoe evaluate --phase` times one."""
         return any(key.startswith("deployment.") for key in (*self.config.axes, *self.config.derived))

@@ -19,7 +19,8 @@ from drift import Shares, Slots, Subjects, experts_moved, imbalance, loads, popu
 
 from jaxmoe.config.loader import load_scenario
 from jaxmoe.experiment.deployment import deployed
-from jaxmoe.experiment.serving import Serving, serving_of
+from jaxmoe.experiment.serving import Serving
+from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.table import Row, Table, add_shared, make_tables, study_options
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 from jaxmoe.placement.eplb import eplb

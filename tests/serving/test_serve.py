@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_scenario
-from jaxmoe.experiment.serving import Serving, serving_of
+from jaxmoe.experiment.serving import Serving
+from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.hardware.gpu.files import write_kernels
 from jaxmoe.serving.online.capacity import drained_rate
 
@@ -189,7 +190,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_told_before_any_work(scenario, tmp_path, case, monkeypatch):
-    monkeypatch.setattr("jaxmoe.experiment.serving.step_table", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr("jaxmoe.experiment.serving_inputs.step_table", lambda *_: pytest.fail("work was begun"))
     given, said = REFUSED[case]
     done = serve(scenario, "--out", tmp_path / "out", *given)
     assert done.exit_code == 2, done.output
@@ -201,21 +202,28 @@ def rates(*arguments: object):
     return CliRunner().invoke(app, ["serve", "rates", *map(str, arguments)])
 
 
+def points(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "points").iterdir()}
+
+
 def test_a_run_over_rates_goes_on_where_it_was_stopped(scenario, tmp_path, monkeypatch):
     """As after a kill: a part of a file that was being written, and no summary. What is there is not run again."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    monkeypatch.setattr("jaxmoe.sweep.served.CHUNK", 1)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert rates(scenario, "--rates", "100,20,50", "--out", whole).exit_code == 0
     assert rates(scenario, "--rates", "20,50", "--out", stopped).exit_code == 0
     (stopped / "summary.json").unlink()
-    (stopped / "rate_50.json").rename(stopped / "rate_50.json.part")
+    lost = max((stopped / "points").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    lost.rename(stopped / f".{lost.name}.part")
     ran, at = [], Serving.at
     monkeypatch.setattr(Serving, "at", lambda serving, rate: ran.append(rate) or at(serving, rate))
     done = rates(scenario, "--rates", "20,50,100", "--out", stopped)
     assert done.exit_code == 0, done.output
-    assert ran == [50, 100]
-    for name in ("rate_20.json", "rate_50.json", "rate_100.json", "rates.csv"):
-        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(ran) == [50, 100]
+    assert points(stopped) == points(whole)
+    assert (stopped / "rates.csv").read_bytes() == (whole / "rates.csv").read_bytes()
+    assert not list(stopped.glob(".*.part"))
     told = table(whole / "rates.csv")
     assert told["rate_per_s"].tolist() == [20, 50, 100]
     assert told["sent_per_s"] == pytest.approx([20, 50, 100])

@@ -10,7 +10,7 @@ from sweep_keys import DIE, LINK
 
 from jaxmoe.errors import InputError
 from jaxmoe.run_folders import locked
-from jaxmoe.sweep import SweepError, evaluation, read_study, results, run_sweep
+from jaxmoe.sweep import SweepError, chunks, evaluation, read_study, run_sweep
 from jaxmoe.sweep.compile_groups import Refused
 from jaxmoe.sweep.results import TEXT, row_of
 
@@ -58,10 +58,10 @@ def test_a_stopped_sweep_goes_on_and_ends_as_if_never_stopped(study, sweep, tmp_
         if done:
             raise StopError
 
-    for chunks in (1, 2):
+    for number in (1, 2):
         with pytest.raises(StopError):
             run_sweep(read_study(path), folder, stop_after_a_chunk)
-        assert len(list((folder / "points").iterdir())) == chunks
+        assert len(list((folder / "points").iterdir())) == number
     there = len(read(folder))
     assert 0 < there < 20
     last = run_sweep(read_study(path), folder, lambda done, total: None)
@@ -157,11 +157,11 @@ def test_the_version_is_looked_up_once(space):
     (point,) = space(axes={LINK: [1]}).points()
     group = Refused([point], "none")
     row_of(point, group, TEXT)
-    known = results._version.cache_info()
+    known = chunks.version_of.cache_info()
     for _ in range(20):
         row_of(point, group, TEXT)
-    assert results._version.cache_info().misses == known.misses
-    assert results._version.cache_info().hits >= known.hits + 20
+    assert chunks.version_of.cache_info().misses == known.misses
+    assert chunks.version_of.cache_info().hits >= known.hits + 20
 
 
 def test_results_of_another_study_are_refused(sweep, tmp_path):

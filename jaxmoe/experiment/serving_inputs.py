@@ -1,0 +1,161 @@
+"""What a scenario says of serving over time: its requests, its engines, and seconds of their steps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxmoe.config import Scenario
+from jaxmoe.config.serving import EngineConfig, FileArrivals, RandomArrivals, ServingConfig, UserArrivals
+from jaxmoe.experiment.deployment import Deployed, deployed
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.serving import Serving
+from jaxmoe.hardware.gpu.files import read_kernels
+from jaxmoe.serving.memory import cache_bytes
+from jaxmoe.serving.online.arrivals import Lengths, Prefixes, at_rate, check_lengths, drawn
+from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
+from jaxmoe.serving.online.from_profile import profile_table
+from jaxmoe.serving.online.from_step import step_table
+from jaxmoe.serving.online.metrics import Limits
+from jaxmoe.serving.online.padding import Padding, graph_sizes
+from jaxmoe.serving.online.profile import read_profile
+from jaxmoe.serving.online.recorded import read_requests
+from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.step_table import StepTable
+from jaxmoe.serving.step import ModelStep
+from jaxmoe.units import GIGA, MICRO
+
+KEPT = 64  # deployments and tables of steps that are kept for the next scenarios
+Made = TypeVar("Made")
+
+
+def serving_of(scenario: Scenario, profile: Path | None = None) -> Serving:
+    """The requests and engines of one scenario, as `ServingReader` reads them."""
+    return ServingReader(profile)(scenario)
+
+
+class ServingReader:
+    """Reads scenarios one after another; what several have in common is read and priced once.
+
+    Steps are those of each deployment, or those of a kernel `profile`.
+    """
+
+    def __init__(self, profile: Path | None = None) -> None:
+        self._profile = profile
+        self._kernels, self._recorded = cache(read_kernels), cache(read_requests)
+        self._deployed: dict[str, Deployed[ModelStep]] = {}
+        self._tables: dict[tuple[str, Padding], StepTable] = {}
+
+    def __call__(self, scenario: Scenario) -> Serving:
+        """The requests and engines that a scenario describes.
+
+        Raises `OptionError` for a scenario without them, and `InputError` for requests that cannot be served.
+        """
+        asked = scenario.serving
+        if asked is None:
+            raise OptionError(
+                "the scenario has no serving, so there are no requests. Write for example serving: {arrivals: {kind: "
+                "random, rate_per_s: 4}}, or --set 'serving={arrivals: {kind: random, rate_per_s: 4}}'"
+            )
+        key = scenario.model_copy(update={"serving": None, "name": ""}).model_dump_json()
+        own = _kept(self._deployed, key, lambda: deployed(scenario, self._kernels))
+        requests = self._requests(asked, own)
+        fleet = _fleet(asked, own)
+        assert fleet.engine.kv_blocks is not None
+        kept = fleet.engine.kv_blocks * fleet.engine.block_tokens + 1  # the last token's keys and values are not needed
+        check_lengths(requests, kept, "serving.engine.cache_tokens, for which memory has to be there")
+        fleet.check(requests)
+        # vLLM pads small steps to the sizes of its CUDA graphs.
+        padding = Padding(graph_sizes(fleet.engine.seats)) if own.deployment.backend == "vllm" else Padding()
+        table = _kept(self._tables, (key, padding), lambda: self._table(own, padding))
+        limits = asked.limits
+        return Serving(
+            requests,
+            fleet,
+            table,
+            Limits(limits.first_token_s or np.inf, (limits.per_token_ms or np.inf) / 1e3, limits.part),
+            fleet.all_engines * own.deployment.devices,
+        )
+
+    def _requests(self, asked: ServingConfig, own: Deployed[ModelStep]) -> Requests:
+        arrivals = asked.arrivals
+        if isinstance(arrivals, FileArrivals):
+            requests = self._recorded(Path(arrivals.path), arrivals.requests)
+            if asked.lengths is not None:
+                prompt, output = _lengths(asked, own).draw(len(requests), np.random.default_rng([asked.seed, 1]))
+                requests = replace(requests, prompt=prompt, output=output)
+            if arrivals.rate_per_s is not None:
+                requests = at_rate(requests, arrivals.rate_per_s)
+        else:
+            rate, variation = (
+                (arrivals.rate_per_s, arrivals.variation) if isinstance(arrivals, RandomArrivals) else (1.0, 0.0)
+            )
+            prefixes = None if asked.prefixes is None else Prefixes(**dict(asked.prefixes))
+            requests = drawn(rate, variation, arrivals.requests, _lengths(asked, own), asked.seed, prefixes)
+        if isinstance(arrivals, UserArrivals):
+            requests = replace(requests, arrival=np.zeros(len(requests)))
+        if asked.context_tokens is not None:
+            check_lengths(requests, asked.context_tokens, "serving.context_tokens")
+        return requests
+
+    def _table(self, own: Deployed[ModelStep], padding: Padding) -> StepTable:
+        if self._profile is None:
+            return step_table(own.step, padding)
+        kernels, devices = own.step.kernels, own.deployment.devices
+        return profile_table(
+            read_profile(self._profile, own.deployment.tensor),
+            own.step.model,
+            own.deployment,
+            lambda operation, sizes: np.asarray(kernels.collective(operation, sizes, devices), float),
+            padding,
+        )
+
+
+def _kept(known: dict[Any, Made], key: object, make: Callable[[], Made]) -> Made:
+    """What is known by a key, or made now; what was made long ago goes."""
+    if key not in known:
+        if len(known) >= KEPT:
+            del known[next(iter(known))]
+        known[key] = make()
+    return known[key]
+
+
+def _lengths(asked: ServingConfig, own: Deployed[ModelStep]) -> Lengths:
+    if asked.lengths is None:
+        return Lengths(float(own.users.prompt), float(own.users.output))
+    given = asked.lengths
+    return Lengths(given.prompt_tokens, given.output_tokens, given.prompt_variation, given.output_variation)
+
+
+def _fleet(asked: ServingConfig, own: Deployed[ModelStep]) -> Fleet:
+    engine, decode = _engine(asked.engine, own), asked.decode
+    pool = None
+    if decode is not None:
+        pool = DecodePool(
+            engine,
+            kv_bytes_per_token=cache_bytes(own.step.model, own.deployment, 1),
+            bytes_per_s=decode.bandwidth_GB_per_s * GIGA,
+            latency_s=decode.latency_us * MICRO,
+            engines=decode.engines,
+            router=decode.router,
+        )
+    users = asked.arrivals.users if isinstance(asked.arrivals, UserArrivals) else None
+    return Fleet(engine, asked.engines, asked.router, users, pool)
+
+
+def _engine(asked: EngineConfig, own: Deployed[ModelStep]) -> Engine:
+    backend, ranks = own.backend, own.deployment.data
+    tokens = asked.cache_tokens or int(own.memory.sequences * (own.users.prompt + own.users.output / 2))
+    return Engine(
+        batching="vllm" if backend.mixes else "sglang",
+        token_budget=asked.token_budget or int(backend.chunk_of_rank(ranks)),
+        seats=asked.seats or int(backend.seats),
+        ranks=ranks,
+        kv_blocks=max(tokens // asked.block_tokens, 1),
+        block_tokens=asked.block_tokens,
+        prefix_cache=asked.prefix_cache,
+        lookahead=own.deployment.backend == "vllm",
+    )
