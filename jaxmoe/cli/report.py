@@ -56,6 +56,8 @@ PLAIN = (
     "plan diff",
     "plan show",
     "plan check",
+    "serve",
+    "serve rates",
 )
 WITH_LOADS = ("tune", "evaluate", "network")  # another command in the folder leaves theirs there
 SHOWN_BY_DEFAULT = ("ep_balanced", "tuned")  # machines side by side

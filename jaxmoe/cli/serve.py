@@ -13,7 +13,7 @@ from jaxmoe.cli.serve_files import over_time, request_rows, step_rows, timeline
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import Scenario, load_scenario, resolved
 from jaxmoe.config.serving import RandomArrivals
-from jaxmoe.experiment.serving import Serving, answers, check_drains
+from jaxmoe.experiment.serving import Serving, answers, check_drains, moves_told
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
@@ -24,6 +24,7 @@ from jaxmoe.serving.online.capacity import Forbids, drained_rate, what_binds
 from jaxmoe.serving.online.metrics import PERCENTILES, distribution, gaps_between, waits_of
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
+from jaxmoe.units import GIGA
 
 TOLERANCE = 0.01  # of the highest rate
 WAITS = {
@@ -78,8 +79,10 @@ def _report(
     told = answers(serving, requests, served)
     between = distribution(gaps_between(served))
     waits = told["waits_s"] | {"between": between}
+    moves = {} if serving.planned is None else {"rebalancing": moves_told(serving.planned)}
     return told | {
         "waits_s": {name: waits[name] for name in WAITS},
+        **moves,
         "steps": len(served.steps.start),
         "binds": what_binds(served.steps, serving.fleet),
         "highest_rate_per_s": None if highest is None or math.isinf(highest) else highest,
@@ -99,7 +102,8 @@ def _write(folder: OutputFolder, serving: Serving, requests: Requests, served: S
     write_table(folder.target("requests.csv"), request_rows(requests, served, serving.limits), digits=9)
     write_table(folder.target("steps.csv"), step_rows(served.steps), digits=9)
     with atomic_write(folder.target("timeline.json")) as aside:
-        aside.write_text(json.dumps(timeline(served, serving.fleet), separators=(",", ":")), encoding="utf-8")
+        events = timeline(served, serving.fleet, serving.planned.moves if serving.planned else ())
+        aside.write_text(json.dumps(events, separators=(",", ":")), encoding="utf-8")
 
 
 def _draw(folder: OutputFolder, scenario: Scenario, serving: Serving, served: Served) -> None:
@@ -145,6 +149,12 @@ def _print_served(serving: Serving, report: dict[str, Any]) -> None:
     table.add_row("part of requests within these", f"{report['within_limits']:.1%}")
     table.add_row("prompt tokens from the cache", f"{report['prompt_tokens_from_cache']:.1%}")
     table.add_row("preemptions", f"{report['preemptions']}")
+    if moves := report.get("rebalancing"):
+        table.add_row("choices on the fullest GPU over the mean", digits(moves["imbalance"]))
+    if moves and moves["moves"]:
+        table.add_row("times that experts were placed anew", f"{moves['moves']}")
+        table.add_row("GB that move each time, of an engine", digits(moves["moved_bytes"] / moves["moves"] / GIGA))
+        table.add_row("ms that each engine waits for them", digits(moves["pause_s"] / moves["moves"] * 1e3))
     print_table(table)
 
 

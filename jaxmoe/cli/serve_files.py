@@ -1,6 +1,6 @@
 """Tables, curves and the timeline of requests over time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from jaxmoe.report import Over
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits, waits_of
+from jaxmoe.serving.online.rebalancing import Move
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.units import MICRO
@@ -82,10 +83,11 @@ def over_time(
     return time, names, panels
 
 
-def timeline(served: Served, fleet: Fleet) -> dict[str, Any]:
+def timeline(served: Served, fleet: Fleet, moves: Sequence[Move] = ()) -> dict[str, Any]:
     """A trace in Chrome's format: a process for each engine with its steps and counters, and one of all requests.
 
-    It ends with the step of number `MOST_STEPS`.
+    Experts that move are events beside the step that waits for them, which is longer by so much. The trace ends with
+    the step of number `MOST_STEPS`.
     """
     steps, names = served.steps, engine_names(fleet)
     assert steps is not None
@@ -102,6 +104,8 @@ def timeline(served: Served, fleet: Fleet) -> dict[str, Any]:
         counts = {name: row[name] for name in ("running", "waiting")}
         events.append(at | {"ph": "C", "name": "requests", "args": counts})
         events.append(at | {"ph": "C", "name": "KV blocks", "args": {"in use": row["kv_blocks"]}})
+    for number in range(len(names)):
+        events += [event for event in _waiting_for_moves(steps, number, moves) if event["ts"] < end / MICRO]
     for number in np.flatnonzero(served.sent < end).tolist():
         phases = (
             ("waits", served.sent, served.scheduled),
@@ -113,6 +117,16 @@ def timeline(served: Served, fleet: Fleet) -> dict[str, Any]:
             events.append(at | {"ph": "b", "ts": float(begin[number]) / MICRO})
             events.append(at | {"ph": "e", "ts": float(finish[number]) / MICRO})
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _waiting_for_moves(steps: StepLog, engine: int, moves: Sequence[Move]) -> Iterator[dict[str, Any]]:
+    """Events of the moves of an engine, where its next step begins; of those after its last step none."""
+    start = steps.start[steps.engine == engine]
+    for move in moves:
+        at = int(np.searchsorted(start, move.at_s))
+        if at < len(start):
+            shown = {"pid": engine, "tid": 1, "ph": "X", "name": "experts move", "args": move._asdict()}
+            yield shown | {"ts": float(start[at]) / MICRO, "dur": move.pause_s / MICRO}
 
 
 def _rows(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:

@@ -37,6 +37,7 @@ PATHS = (
     ("system", "profile"),
     ("tuning", "topics"),
     ("serving", "arrivals", "path"),
+    ("serving", "topics", "path"),
 )
 
 SomeSection = TypeVar("SomeSection", bound=Section)

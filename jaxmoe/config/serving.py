@@ -107,6 +107,51 @@ class EngineConfig(Section):
     )
 
 
+class TopicsConfig(Section):
+    """Topics of requests, each with experts of its own, whose popularity drifts. Paths start as those of arrivals."""
+
+    path: Name | None = Field(
+        default=None,
+        description="the path of an .npz file of load counts by group, each a topic, or null for made-up topics",
+        examples=["load_mmlu_test.npz"],
+    )
+    count: Count = Field(default=16, description="the number of topics that are made up", examples=[16])
+    gating_spread: NonNegative = Field(
+        default=0.8,
+        description="the standard deviation of the logarithm of an expert's popularity in a topic that is made up",
+        examples=[0.8],
+    )
+    spread: NonNegative = Field(
+        default=1.5, description="the standard deviation of the logarithm of a topic's popularity", examples=[1.5]
+    )
+    drift_s: Positive = Field(
+        default=1200.0,
+        description="the seconds in which the correlation of a topic's popularity falls to 1/e",
+        examples=[1200],
+    )
+    window_s: Positive = Field(
+        default=10.0, description="the seconds for which the loads of experts are taken as equal", examples=[10]
+    )
+
+
+class RebalanceConfig(Section):
+    """What places experts anew while engines serve, and how often."""
+
+    method: Literal["eplb", "eplb_renamed", "greedy", "topology_aware"] = Field(
+        default="eplb",
+        description="the rule: EPLB as published, EPLB whose packs go to the GPUs that hold most of them, or copies in "
+        "the slots of redundant_experts alone, on the coldest GPUs or by moentwine's Algorithm 1",
+    )
+    every_s: Positive = Field(
+        description="the seconds between two placements, a multiple of topics.window_s", examples=[60]
+    )
+    bandwidth_GB_per_s: Rate | None = Field(
+        default=None,
+        description="the rate at which a GPU sends and receives weights, or null for that of the machine's link",
+        examples=[450],
+    )
+
+
 Router = Literal["round_robin", "least_loaded"]
 
 
@@ -156,6 +201,16 @@ class ServingConfig(Section):
         description="the engines that only decode as a mapping, or null where each engine does all",
         examples=[{"engines": 1}],
     )
+    topics: TopicsConfig | None = Field(
+        default=None,
+        description="the topics of requests as a mapping, or null where steps do not depend on them",
+        examples=[{"drift_s": 1200}],
+    )
+    rebalance: RebalanceConfig | None = Field(
+        default=None,
+        description="what places experts anew as a mapping, or null where they stay",
+        examples=[{"method": "eplb", "every_s": 60}],
+    )
     limits: LimitsConfig = Field(default=LimitsConfig(), description="what users wait at most, as a mapping")
     seed: Seed = Field(default=0, description="the seed of arrivals, lengths and prefixes", examples=[0])
 
@@ -173,4 +228,24 @@ class ServingConfig(Section):
             expected = f"a multiple of engine.block_tokens, {block}"
             remedy = f"Write {-(-self.prefixes.tokens // block) * block}"
             raise RuleError(("prefixes", "tokens"), self.prefixes.tokens, expected, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _topics_come_over_time(self) -> "ServingConfig":
+        if self.topics is not None and self.arrivals.kind == "users":
+            expected = "null where users send when they are answered, at times that nobody knows before"
+            raise RuleError(("topics",), "a mapping", expected, "Leave out topics, or take other arrivals")
+        return self
+
+    @model_validator(mode="after")
+    def _rebalances_in_whole_windows(self) -> "ServingConfig":
+        if self.rebalance is None:
+            return self
+        if self.topics is None:
+            remedy = "Write topics: {drift_s: 1200}, or leave out rebalance"
+            raise RuleError(("rebalance",), "a mapping", "null without topics, as loads then stay as they are", remedy)
+        every, window = self.rebalance.every_s, self.topics.window_s
+        if abs(every / window - round(every / window)) > 1e-9 or every < window:
+            remedy = f"Write {max(round(every / window), 1) * window:g}"
+            raise RuleError(("rebalance", "every_s"), every, f"a multiple of topics.window_s, {window:g}", remedy)
         return self

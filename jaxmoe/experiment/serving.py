@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxmoe.serving.online.arrivals import at_rate, mean_rate
 from jaxmoe.serving.online.capacity import Forbids, drained_rate, highest_rate, what_forbids
 from jaxmoe.serving.online.engine import Fleet
 from jaxmoe.serving.online.metrics import PERCENTILES, Limits, Waits, distribution, span_of, waits_of
+from jaxmoe.serving.online.rebalancing import Planned, Rebalancing
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
 from jaxmoe.serving.online.simulate import serve
@@ -37,21 +39,36 @@ class Serving:
     table: StepTable
     limits: Limits
     gpus: int  # of all engines
+    rebalancing: Rebalancing | None = None  # where requests have topics
 
     def at(self, rate: float | None = None, token_times: bool = False, steps: bool = False) -> tuple[Requests, Served]:
         """The requests, at another rate where one is given, and what becomes of them."""
         requests = self.requests if rate is None else at_rate(self.requests, rate)
-        return requests, serve(requests, self.fleet, self.table, self.table, token_times=token_times, steps=steps)
+        planned = self.planned if rate is None else self._planned(requests)
+        return requests, serve(
+            requests, self.fleet, self.table, self.table, token_times, steps, planned.changes if planned else ()
+        )
+
+    @cached_property
+    def planned(self) -> Planned | None:
+        """What loads and places of experts the requests find over time, at their own rate; None without topics."""
+        return self._planned(self.requests)
+
+    def _planned(self, requests: Requests) -> Planned | None:
+        own = self.rebalancing
+        return None if own is None else own.planned(requests, self.fleet.all_engines)
 
     @property
     def identity(self) -> str:
         """A hash of all that decides how a run comes out at each rate."""
         asked, terms = self.requests, self.table.terms
-        arrays = [asked.arrival, asked.prompt, asked.output, asked.prefix_starts, asked.prefix_blocks]
+        arrays = [asked.arrival, asked.prompt, asked.output, asked.prefix_starts, asked.prefix_blocks, asked.topic]
         arrays += [array for term in terms for array in (*term.grids, term.values)]
         found = sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
         names = [(term.name, term.features, term.scope, term.weight) for term in terms]
         found.update(repr((asked.prefix_tokens, self.fleet, self.limits, names)).encode())
+        if self.rebalancing is not None:
+            found.update(self.rebalancing.identity)
         return found.hexdigest()[:16]
 
     def meets(self, rate: float) -> bool:
@@ -98,6 +115,17 @@ def answers(serving: Serving, requests: Requests, served: Served) -> dict[str, A
         "drains": drained_rate(served) is None,
         "prompt_tokens_from_cache": float(served.cached.sum() / requests.prompt.sum()),
         "preemptions": int(served.preemptions.sum()),
+    }
+
+
+def moves_told(planned: Planned) -> dict[str, Any]:
+    """How even experts were placed, and what moving them took, of one engine."""
+    return {
+        "imbalance": planned.imbalance,
+        "moves": len(planned.moves),
+        "moved_bytes": sum(move.moved_bytes for move in planned.moves),
+        "pause_s": sum(move.pause_s for move in planned.moves),
+        "each": [move._asdict() for move in planned.moves],
     }
 
 

@@ -13,18 +13,22 @@ from jaxmoe.config.serving import EngineConfig, FileArrivals, RandomArrivals, Se
 from jaxmoe.experiment.deployment import Deployed, deployed
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.serving import Serving
+from jaxmoe.experiment.serving_topics import rebalancing_of, topic_shares, with_topics
 from jaxmoe.hardware.gpu.files import read_kernels
+from jaxmoe.serving.gating import loads_of_layers
 from jaxmoe.serving.memory import cache_bytes
 from jaxmoe.serving.online.arrivals import Lengths, Prefixes, at_rate, check_lengths, drawn
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.from_profile import profile_table
-from jaxmoe.serving.online.from_step import step_table
+from jaxmoe.serving.online.from_step import step_table, with_gating
 from jaxmoe.serving.online.metrics import Limits
 from jaxmoe.serving.online.padding import Padding, graph_sizes
 from jaxmoe.serving.online.profile import read_profile
+from jaxmoe.serving.online.rebalancing import Rebalancing, Slots
 from jaxmoe.serving.online.recorded import read_requests
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.step_table import StepTable
+from jaxmoe.serving.online.topics import Shares, read_topics
 from jaxmoe.serving.step import ModelStep
 from jaxmoe.units import GIGA, MICRO
 
@@ -45,7 +49,7 @@ class ServingReader:
 
     def __init__(self, profile: Path | None = None) -> None:
         self._profile = profile
-        self._kernels, self._recorded = cache(read_kernels), cache(read_requests)
+        self._kernels, self._recorded, self._loads = cache(read_kernels), cache(read_requests), cache(read_topics)
         self._deployed: dict[str, Deployed[ModelStep]] = {}
         self._tables: dict[tuple[str, Padding], StepTable] = {}
 
@@ -78,6 +82,7 @@ class ServingReader:
             table,
             Limits(limits.first_token_s or np.inf, (limits.per_token_ms or np.inf) / 1e3, limits.part),
             fleet.all_engines * own.deployment.devices,
+            None if asked.topics is None else self._rebalancing(scenario, own, table, padding),
         )
 
     def _requests(self, asked: ServingConfig, own: Deployed[ModelStep]) -> Requests:
@@ -97,9 +102,27 @@ class ServingReader:
             requests = drawn(rate, variation, arrivals.requests, _lengths(asked, own), asked.seed, prefixes)
         if isinstance(arrivals, UserArrivals):
             requests = replace(requests, arrival=np.zeros(len(requests)))
+        if asked.topics is not None:
+            shares = topic_shares(asked.topics, own.step.model, self._loads)
+            requests = with_topics(requests, asked.topics, len(shares), asked.seed)
         if asked.context_tokens is not None:
             check_lengths(requests, asked.context_tokens, "serving.context_tokens")
         return requests
+
+    def _rebalancing(self, scenario: Scenario, own: Deployed[ModelStep], table: StepTable, padding: Padding) -> Rebalancing:
+        if self._profile is not None:
+            raise OptionError(
+                "--profile is given, but serving.topics needs experts of any loads, and a profile has them with even "
+                "ones; leave out one of the two"
+            )
+        assert scenario.serving is not None
+        asked, model, ranks = scenario.serving.topics, own.step.model, own.deployment.expert_ranks
+        assert asked is not None
+
+        def steps(loads: Shares, held: Slots, window: int) -> StepTable:
+            return with_gating(table, own.step, loads_of_layers(loads, held, model.top_k, ranks, window), padding)
+
+        return rebalancing_of(scenario, own, topic_shares(asked, model, self._loads), steps)
 
     def _table(self, own: Deployed[ModelStep], padding: Padding) -> StepTable:
         if self._profile is None:

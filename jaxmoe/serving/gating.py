@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Numbers
 from jaxmoe.placement.eplb import eplb
+from jaxmoe.placement.slots import EMPTY
 
 DRAWS = 8
 # Spread of the logarithm of an expert's popularity, in the middle of what DeepSeek-V2-Lite and OLMoE have on real text.
@@ -74,8 +75,8 @@ def loads_of_layers(
 ) -> ExpertLoadTable:
     """The table of layers whose experts have such shares of all choices, the mean over layers.
 
-    `held` says which expert each slot has; ranks have equally many slots, one rank after another. Choices are taken as
-    independent, and copies of an expert have equal parts of its choices. Of one seed all have the same draws.
+    `held` says which expert each slot has, or EMPTY; ranks have equally many slots, one rank after another. Choices are
+    taken as independent, and copies of an expert have equal parts of its choices. Of one seed all have the same draws.
     """
     rng = np.random.default_rng(seed)
     chances = shares / shares.sum(axis=1, keepdims=True)
@@ -87,11 +88,12 @@ def _table(
 ) -> ExpertLoadTable:
     """The table of mean loads over draws of so many choices, each with its own slots."""
     draws, slots = held.shape
+    copies = np.maximum((held[:, :, None] == np.arange(held.max() + 1)).sum(axis=1), 1)
     rows = []
     for tokens in SIZES.tolist():
         counts = draw(tokens * top_k)
-        copies = (held[:, :, None] == np.arange(counts.shape[1])).sum(axis=1)
-        of_slot = np.take_along_axis(np.minimum(counts, tokens) / copies, held, axis=1)
+        of_slot = np.take_along_axis(np.minimum(counts, tokens) / copies, np.maximum(held, 0), axis=1)
+        of_slot = np.where(held == EMPTY, 0.0, of_slot)
         of_rank = of_slot.reshape(draws, ranks, slots // ranks)
         most = of_rank[np.arange(draws), of_rank.sum(axis=2).argmax(axis=1)]
         tiles = [np.ceil(most / rows_).sum(axis=1).mean() for rows_ in TILE_ROWS]

@@ -9,13 +9,13 @@ and seed, takes a minute. See README.md.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
-from drift import Shares, Slots, Subjects, experts_moved, imbalance, loads, popularity, read_subjects, tokens_of
+from drift import Subjects, read_subjects
 
 from jaxmoe.config.loader import load_scenario
 from jaxmoe.experiment.deployment import deployed
@@ -29,9 +29,11 @@ from jaxmoe.serving.online.arrivals import Lengths, drawn
 from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.from_step import with_gating
 from jaxmoe.serving.online.metrics import Limits, goodput, waits_of
+from jaxmoe.serving.online.rebalancing import Slots, experts_moved, imbalance
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.simulate import serve
 from jaxmoe.serving.online.step_table import StepTable
+from jaxmoe.serving.online.topics import Shares, drawn_topics, loads, popularity, tokens_of, windows_of
 from jaxmoe.serving.step import ModelStep
 from jaxmoe.units import GIGA
 
@@ -47,6 +49,7 @@ SCENARIO = (
     ),
 )
 WINDOW, HISTORY, SERVED = 10.0, 600.0, 1800.0  # s: of equal loads, before the first request, of requests
+SPREAD = 1.5  # standard deviation of the logarithm of a subject's popularity
 LENGTHS = Lengths(1024, 512, 1.0, 0.7)
 LIMITS = Limits(first_token=0.5, per_token=0.03)
 CASES, SEEDS = ((120, 60), (1200, 60), (1200, 90)), (0, 1, 2)  # drift in s, and rate in 1/s
@@ -134,8 +137,10 @@ def _asked(subjects: Subjects, drift: int, rate: int, seed: int) -> tuple[Reques
     every = drawn(rate, 1.0, round(1.1 * rate * span), LENGTHS, seed)
     kept = every.arrival < span
     every = Requests(every.arrival[kept] - HISTORY, every.prompt[kept], every.output[kept])
-    parts = popularity(len(subjects.served), windows, WINDOW, drift, np.random.default_rng([seed, 5]))
-    return every, tokens_of(every, parts, WINDOW, -HISTORY, seed)
+    parts = popularity(len(subjects.served), windows, WINDOW, drift, SPREAD, np.random.default_rng([seed, 5]))
+    window = windows_of(every, WINDOW, -HISTORY)
+    every = replace(every, topic=drawn_topics(window, parts, np.random.default_rng(seed)))
+    return every, tokens_of(every, window, len(subjects.served), windows)
 
 
 def _rows_of(server: Server, requests: Requests, judged: list[Shares], held: list[Slots]) -> Iterator[Row]:

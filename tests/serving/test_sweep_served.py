@@ -141,19 +141,19 @@ def logged(self, *given, **more):
 Serving.at = logged
 app(sys.argv[2:])
 """
-KILLS = 3
+KILLS = 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["sweep", "rates"])
 def test_a_kill_loses_a_chunk_at_most_and_the_end_is_the_same_to_the_byte(study, scenario, tmp_path, verb):
     """kill -9 at moments drawn while points are served, then once more to the end."""
-    rates = [10 + at for at in range(24)]
-    many = "serving.arrivals.requests=20000"
+    rates = [10 + at for at in range(16)]
+    many = "serving.arrivals.requests=10000"
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
     if verb == "sweep":
         path = study(axes={"serving.arrivals.rate_per_s": rates}, set=dict([many.split("=")]))
-        path.write_text(path.read_text().replace("'20000'", "20000"))
+        path.write_text(path.read_text().replace("'10000'", "10000"))
         given, table = ["sweep", str(path)], "served.csv"
     else:
         given = ["serve", "rates", str(scenario), "--rates", ",".join(map(str, rates)), "--set", many]
@@ -182,7 +182,7 @@ def test_a_kill_loses_a_chunk_at_most_and_the_end_is_the_same_to_the_byte(study,
         assert there + served() - kept <= CHUNK + 2  # what was complete but for its chunk, and what ended meanwhile
         there = kept
     assert stopped == KILLS  # the moments are those that were meant
-    assert 0 < there
+    assert there > 0
     log.unlink()
     assert subprocess.run(command(killed), capture_output=True, check=False).returncode == 0
     assert served() == len(rates) - there

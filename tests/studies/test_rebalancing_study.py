@@ -8,7 +8,7 @@ import pytest
 
 from jaxmoe.errors import InputError
 from jaxmoe.placement.eplb import eplb
-from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.rebalancing import imbalance
 
 STUDY = Path(__file__).parents[2] / "studies" / "serving"
 
@@ -29,36 +29,6 @@ def rebalancing(drift):
 
     yield rebalancing
     sys.modules.pop("rebalancing", None)
-
-
-def test_imbalance_by_hand(drift):
-    """Three quarters of the choices are on the first of two devices; a copy of expert 0 on the other evens them."""
-    shares = np.array([[0.5, 0.25, 0.25, 0.0]])
-    assert drift.imbalance(shares, np.array([[0, 1, 2, 3]]), 2) == pytest.approx(1.5)
-    assert drift.imbalance(shares, np.array([[0, 1, 3, 0, 2, 3]]), 2) == pytest.approx(1.0)
-
-
-def test_moves_by_hand(drift):
-    """Slots of a device may change places for nothing. Two experts come to device 1, both from device 0."""
-    before = np.array([[0, 1, 2, 3], [0, 1, 2, 3]])
-    assert drift.experts_moved(before, np.array([[1, 0, 2, 3], [0, 1, 3, 2]]), 2) == (0, 0)
-    assert drift.experts_moved(before, np.array([[2, 1, 0, 3], [0, 1, 1, 3]]), 2) == (3, 2)
-
-
-def test_popularity_forgets_at_the_pace_that_is_asked(drift):
-    parts = drift.popularity(4000, 13, 10.0, 120.0, np.random.default_rng(0))
-    np.testing.assert_allclose(parts.sum(axis=1), 1)
-    log = np.log(parts)
-    assert log.std(axis=1) == pytest.approx(drift.SPREAD, rel=0.05)
-    assert np.corrcoef(log[0], log[12])[0, 1] == pytest.approx(np.exp(-1), abs=0.05)
-
-
-def test_tokens_are_counted_in_the_window_of_their_request(drift):
-    parts = np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
-    requests = Requests(np.array([-10.0, -0.5, 0.0, 10.0, 19.0]), np.full(5, 3), np.arange(1, 6))
-    tokens = drift.tokens_of(requests, parts, 10.0, -10.0, seed=0)
-    np.testing.assert_array_equal(tokens[:2], [[4 + 5, 0], [0, 6]])
-    assert tokens[2].sum() == 7 + 8
 
 
 def test_files_without_a_common_subject_are_told(drift, tmp_path):
@@ -104,5 +74,5 @@ def test_copies_by_loads_of_other_questions_even_devices(drift, shared):
     assert (len(subjects.served), layers, experts) == (57, 24, 32)
     in_turn = np.tile(np.arange(experts), (layers, 1))
     for planned, served in zip(subjects.planned, subjects.served, strict=True):
-        copied = drift.imbalance(served, eplb(planned, experts + 8, 8), 8)
-        assert 1 <= copied < drift.imbalance(served, in_turn, 8)
+        copied = imbalance(served, eplb(planned, experts + 8, 8), 8)
+        assert 1 <= copied < imbalance(served, in_turn, 8)
