@@ -144,7 +144,7 @@ def test_loads_of_a_mixture_by_hand():
 
 def test_a_run_tells_its_moves_in_the_summary_the_table_the_timeline_and_the_page(scenario, tmp_path, monkeypatch):
     draw = np.zeros((8, 8, 3))
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: plt.imsave(path, draw))
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: plt.imsave(path, draw, format="png"))
     done = serve(scenario, *GIVEN, "--set", MOVES, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     told = json.loads((tmp_path / "out" / "summary.json").read_text())["rebalancing"]

@@ -194,6 +194,31 @@ def test_compiled_as_plain_with_changes(seed):
     assert_same(brief, serve(requests, fleet, table, decode_table, changes=changes))
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_steps_of_one_rank_that_change_with_contexts_alone_are_as_plain(seed):
+    """They follow each other inside a cell of the table; to the last bit as where each is written down."""
+    requests, fleet, *tables = drawn_scenario(seed)
+    table, decode_table = (without_longest(each) for each in tables)
+    decode = fleet.decode and replace(fleet.decode, engine=replace(fleet.decode.engine, ranks=1))
+    fleet = replace(fleet, engine=replace(fleet.engine, ranks=1), decode=decode)
+    brief = serve(requests, fleet, table, decode_table)
+    written = serve(requests, fleet, table, decode_table, token_times=True, steps=True)
+    for name in ("scheduled", "first_token", "finish", "engine", "cached", "preemptions"):
+        np.testing.assert_array_equal(getattr(brief, name), getattr(written, name))
+    assert_same(serve_plainly(requests, fleet, table, decode_table), written)
+
+
+def without_longest(table: StepTable) -> StepTable:
+    """The table without what the longest context adds, so that one term changes from step to step."""
+    terms = [
+        term._replace(features=term.features[:2], grids=term.grids[:2], values=term.values[..., 0])
+        if term.name == "decode"
+        else term
+        for term in table.terms
+    ]
+    return StepTable(tuple(terms))
+
+
 @given(seed=st.integers(100, 10**6))
 @settings(max_examples=50)
 def test_changes_to_what_is_there_change_nothing(seed):

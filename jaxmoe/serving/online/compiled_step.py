@@ -33,7 +33,7 @@ from jaxmoe.serving.online.kv_blocks import (
     PROMPT,
     grow,
 )
-from jaxmoe.serving.online.packed_table import step_seconds
+from jaxmoe.serving.online.packed_table import step_seconds, steps_of_cell
 
 ROW, IN_FLIGHT, ON_WAY, LOGGED = range(4)  # counts of the clock
 LOG_ENGINE, LOG_TOKENS, LOG_RUNNING, LOG_WAITING, LOG_BLOCKS = range(5)
@@ -131,6 +131,12 @@ def quiet_steps(queues, memory, tables, records, counts, features, where, ends, 
         if logs:
             _log(queues, memory, records, counts, engine, first, end, ends, seconds)
         steps, ends = steps + 1, ends + seconds
+        if not records_all and end - first == 1 and tables.changing[table] >= 0:
+            sums, before = queues.sums[first], steps
+            sums[CONTEXT], steps, ends = steps_of_cell(
+                tables, table, features, sums[CONTEXT], sums[DECODING], steps, most, ends, until
+            )
+            sums[LONGEST] += steps - before
     if not records_all and steps > 0:
         for rank in range(first, end):
             _advance(queues, memory, records, rank, steps, ends)

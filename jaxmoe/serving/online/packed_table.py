@@ -18,6 +18,7 @@ class PackedTables(NamedTuple):
     first_value: Int[np.ndarray, " T"]
     common: Int[np.ndarray, " T"]  # 1: of scope `group`
     by_context: Int[np.ndarray, " T"]  # 1: changes with the contexts of sequences that decode
+    changing: Int[np.ndarray, " tables"]  # the one term that changes with contexts, on its last axis alone, or -1
     weight: Float[np.ndarray, " T"]
     feature: Int[np.ndarray, " A"]
     first_point: Int[np.ndarray, " A+1"]
@@ -26,6 +27,7 @@ class PackedTables(NamedTuple):
     near: Int[np.ndarray, " A"]  # where each axis was read last
     corners: Float[np.ndarray, " C"]  # room for the corners of a cell, and where each is
     places: Int[np.ndarray, " C"]
+    ends: Float[np.ndarray, "2"]  # the last term that was read, at both ends of its cell on its last axis
     parts: Float[np.ndarray, "ranks T"]  # terms of the step before
 
 
@@ -41,6 +43,7 @@ def pack(tables: Sequence[StepTable], ranks: int) -> PackedTables:
         first_value=_starts([len(each) for each in values])[:-1],
         common=np.array([term.scope == "group" for term in terms], np.int64),
         by_context=np.array([not {"context", "longest"}.isdisjoint(term.features) for term in terms], np.int64),
+        changing=_changing(tables),
         weight=np.array([term.weight for term in terms], float),
         feature=np.array([FEATURES.index(name) for term in terms for name in term.features], np.int64),
         first_point=_starts([len(grid) for grid in grids]),
@@ -49,8 +52,20 @@ def pack(tables: Sequence[StepTable], ranks: int) -> PackedTables:
         near=np.zeros(len(grids), np.int64),
         corners=np.zeros(room),
         places=np.zeros(room, np.int64),
+        ends=np.zeros(2),
         parts=np.zeros((ranks, len(terms))),
     )
+
+
+def _changing(tables: Sequence[StepTable]) -> Int[np.ndarray, " tables"]:
+    found, first = np.full(len(tables), -1), 0
+    for at, table in enumerate(tables):
+        changing = [term for term in table.terms if not {"context", "longest"}.isdisjoint(term.features)]
+        alone = len(changing) == 1 and changing[0].scope == "rank" and len(changing[0].grids[-1]) > 1
+        if alone and changing[0].features[-1] == "context" and "longest" not in changing[0].features:
+            found[at] = first + next(place for place, term in enumerate(table.terms) if term is changing[0])
+        first += len(table.terms)
+    return found
 
 
 def _starts(sizes: Sequence[int]) -> Int[np.ndarray, " starts"]:
@@ -107,6 +122,8 @@ def _read(tables, term, features):
         start = tables.first_point[axis]
         if tables.first_point[axis + 1] - start > 1:
             low = start + tables.near[axis]
+            if axis == end - 1:
+                tables.ends[0], tables.ends[1] = corners[0], corners[1]
             at = max(features[tables.feature[axis]], tables.points[start])
             part = (at - tables.points[low]) / (tables.points[low + 1] - tables.points[low])
             size //= 2
@@ -126,3 +143,34 @@ def _cell(tables, axis, start, length, at):
         low += 1
     tables.near[axis] = low
     return low
+
+
+@njit(inline="always")
+@no_type_check
+def steps_of_cell(tables, table, features, context, decoding, steps, most, ends, until):
+    """Steps of one rank after one that was read, as long as its changing term is read from the same cell.
+
+    The sum of contexts grows by `decoding` in each. Returns this sum, the number of steps, and the end of the last.
+    """
+    term, parts, points, last = tables.changing[table], tables.parts, tables.points, tables.first_term[table + 1]
+    _read(tables, term, features[0])
+    axis = tables.first_axis[term + 1] - 1
+    low = tables.first_point[axis] + tables.near[axis]
+    upper = points[low + 1] if low < tables.first_point[axis + 1] - 2 else np.inf
+    width, value, rise = points[low + 1] - points[low], tables.ends[0], tables.ends[1] - tables.ends[0]
+    before, common = 0.0, 0.0
+    for each in range(tables.first_term[table], last):
+        if tables.common[each]:
+            common += parts[0, each]
+        elif each < term:
+            before += parts[0, each]
+    while steps < most and ends < until:
+        at = (context + decoding) / decoding
+        if not points[low] <= at < upper:
+            break
+        own = before + tables.weight[term] * (value + (at - points[low]) / width * rise)
+        for each in range(term + 1, last):
+            if not tables.common[each]:
+                own += parts[0, each]
+        context, steps, ends = context + decoding, steps + 1, ends + (own + common)
+    return context, steps, ends
