@@ -147,7 +147,7 @@ class RebalanceConfig(Section):
     )
     bandwidth_GB_per_s: Rate | None = Field(
         default=None,
-        description="the rate at which a GPU sends and receives weights, or null for that of the machine's link",
+        description="the rate at which a GPU sends and receives weights, or null for that of the slowest link",
         examples=[450],
     )
 

@@ -11,6 +11,7 @@ from jaxmoe.config import Scenario, build_machine
 from jaxmoe.config.serving import RebalanceConfig, TopicsConfig
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.deployment import Deployed
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 from jaxmoe.methods.moentwine.balancing import AbstractRule, Eplb, ShadowSlots
 from jaxmoe.models import MoEModel
@@ -52,19 +53,21 @@ def rebalancing_of(
     asked, window_s = scenario.serving.rebalance, scenario.serving.topics.window_s
     model, deployment = own.step.model, own.deployment
     ranks, redundant = deployment.expert_ranks, deployment.redundant
+    topology = build_machine(scenario.hardware).topology
     in_turn = Rebalancing(shares, _in_turn(shares, ranks, redundant), ranks, window_s, steps, Eplb())
     if asked is not None:
         _check(asked, ranks, redundant)
-        in_turn = replace(in_turn, rule=_rule(scenario, asked, own))
+        in_turn = replace(in_turn, rule=_rule(topology, asked, own))
     at_first = replace(in_turn, start=in_turn.placed(shares.mean(axis=0), in_turn.start)) if redundant else in_turn
     if asked is None:
         return at_first
-    link = asked.bandwidth_GB_per_s or scenario.hardware.link.bandwidth_GB_per_s
+    slowest = float(topology.link_bandwidth.min())
+    rate = slowest if asked.bandwidth_GB_per_s is None else asked.bandwidth_GB_per_s * GIGA
     return replace(
         at_first,
         every_s=asked.every_s,
         expert_bytes=model.expert_parameters * WEIGHT_BYTES[deployment.experts],
-        bytes_per_s=deployment.devices // ranks * link * GIGA,
+        bytes_per_s=deployment.devices // ranks * rate,
         scale=len(model.moe_layer_ids) / shares.shape[1],
     )
 
@@ -82,13 +85,13 @@ def _check(asked: RebalanceConfig, ranks: int, redundant: int) -> None:
         )
 
 
-def _rule(scenario: Scenario, asked: RebalanceConfig, own: Deployed) -> AbstractRule:
+def _rule(topology: AbstractTopology, asked: RebalanceConfig, own: Deployed) -> AbstractRule:
     """What chooses slots. A rank is the first of the GPUs that share its experts."""
     if asked.method.startswith("eplb"):
         return Eplb(renamed=asked.method == "eplb_renamed")
     ranks = own.deployment.expert_ranks
     share = own.deployment.devices // ranks
-    hops = build_machine(scenario.hardware).topology.hop_counts()[::share, ::share][:ranks, :ranks]
+    hops = topology.hop_counts()[::share, ::share][:ranks, :ranks]
     native = own.step.model.num_experts // ranks
     return ShadowSlots(jnp.asarray(hops, jnp.float32), native, "coldest" if asked.method == "greedy" else "nearest")
 

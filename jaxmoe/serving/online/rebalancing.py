@@ -91,8 +91,8 @@ class Rebalancing:
         count = int(window.max()) + 1
         tokens = tokens_of(requests, window, len(self.shares), count)
         tokens[0] += tokens[0].sum() == 0
-        for at in np.flatnonzero(tokens.sum(axis=1) == 0):  # who come before are still served
-            tokens[at] = tokens[at - 1]
+        for empty in np.flatnonzero(tokens.sum(axis=1) == 0):  # who come before are still served
+            tokens[empty] = tokens[empty - 1]
         judged, held = [loads(each, self.shares) for each in tokens], self._slots(tokens)
         changes: list[Change] = []
         moves: list[Move] = []
