@@ -46,8 +46,9 @@ def run_predict_exchanges(
 ) -> None:
     """Write the rows of a table with their predicted times, over the links of the GPU that the kernels are of."""
     table = exchange_table(path, columns, timed=False)
-    links, processors = Links(float(kernels.sheet.link)), int(kernels.sheet.processors)
-    file = replace(read_exchanges(exchanges), system=kernels.system, links=links, processors=processors)
+    sheet = kernels.sheet
+    own = {"links": Links(float(sheet.link)), "processors": int(sheet.processors), "node": sheet.node}
+    file = replace(read_exchanges(exchanges), system=kernels.system, **own)
     found, notes = predict_exchanges(table, file)
     write_columns(out, {**table.given, **found})
     print_warnings(notes)

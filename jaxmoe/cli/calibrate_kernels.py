@@ -65,7 +65,7 @@ def calibrate_folder(
     known = None if base is None else at_sheet(_kernels_of(_gemm_of(base)), system)
     with StageTimer() as clock:
         with clock.stage("read"):
-            tables, left_out = read_folder(measured)
+            tables = read_folder(measured)
             exchanged = read_exchange_folder(measured)
         with clock.stage("fit"), progress_bars(interrupts.check) as report:
             fits = (
@@ -90,7 +90,7 @@ def calibrate_folder(
         folder.write_json("summary.json", summary | {"source": file.source, "errors": kinds, "wall_s": clock.report()})
     _print(kinds, name)
     print_exchanges(exchanges, name)
-    print_warnings([*left_out, *_odd(fits)])
+    print_warnings(_odd(fits))
 
 
 def _own_kernels(hardware: HardwareConfig, measured: Path) -> KernelFile:

@@ -35,17 +35,17 @@ class DeploymentConfig(Section):
         "beside the way there",
         examples=["two_batches"],
     )
-    exchange: Literal["collectives", "deepep_normal", "deepep_low_latency", "engine"] = Field(
+    exchange: Literal["collectives", "deepep_normal", "deepep_low_latency", "all_to_all", "engine"] = Field(
         default="collectives",
-        description="how tokens get to their experts and back; DeepEP's need expert_ranks of all GPUs; with engine all "
-        "is timed by the machine's own links and dies, under system and costs.exchange, as on machines without "
-        "measured kernels",
+        description="how tokens get to their experts and back: DeepEP's and all_to_all need expert_ranks of all GPUs; "
+        "all_to_all is TensorRT-LLM's between GPUs that NVLink joins; with engine all is timed by the machine's own "
+        "links and dies, under system and costs.exchange, as on machines without measured kernels",
         examples=["collectives"],
     )
     processors: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="the number of a GPU's processors that an exchange takes while it runs, or null for 24 of "
-        "collectives and of deepep_normal, and 0 of deepep_low_latency, which has a hook",
+        "all but deepep_low_latency, which has a hook and 0",
         examples=[24],
     )
     redundant_experts: Annotated[int, Field(ge=0)] = Field(

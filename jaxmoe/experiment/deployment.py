@@ -77,14 +77,14 @@ def deployed(
         )
     model = build_model(scenario.model)
     deployment = _deployment(asked, model)
-    check_deployment(model, deployment)
+    path = find_kernels(die.gemm.path)
+    file = at_sheet(read(path), die.gemm.sheet)
+    check_deployment(model, deployment, file.sheet.domain)
     if deployment.devices > scenario.hardware.num_nodes:
         raise DeploymentError(
             f"deployment.tensor * deployment.data is {deployment.devices}; expected at most the "
             f"{scenario.hardware.num_nodes} GPUs of the machine. Lower one of them."
         )
-    path = find_kernels(die.gemm.path)
-    file = at_sheet(read(path), die.gemm.sheet)
     most = int(file.sheet.processors) - 1
     if deployment.overlap != "serial" and deployment.held > most:
         raise DeploymentError(

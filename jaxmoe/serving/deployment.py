@@ -11,11 +11,17 @@ from jaxmoe.models import GroupedQueryAttention, MoEModel
 Overlap = Literal["serial", "two_batches", "shared_beside_dispatch"]
 Count = Any
 """A whole number, or in a step that is merged from several layouts an array with those of its rows."""
-Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency", "engine"]
+Exchange = Literal["collectives", "deepep_normal", "deepep_low_latency", "all_to_all", "engine"]
 GPUS = 8  # of a node
 # Processors of a GPU that an exchange takes while it runs: NCCL's channels (assumed), those of DeepEP's own example,
 # and none with a hook.
-PROCESSORS: dict[Exchange, int] = {"collectives": 24, "deepep_normal": 24, "deepep_low_latency": 0, "engine": 0}
+PROCESSORS: dict[Exchange, int] = {
+    "collectives": 24,
+    "deepep_normal": 24,
+    "deepep_low_latency": 0,
+    "all_to_all": 24,
+    "engine": 0,
+}
 
 
 class DeploymentError(InputError):
@@ -80,8 +86,11 @@ def check_attention(model: MoEModel) -> None:
         )
 
 
-def check_deployment(model: MoEModel, deployment: Deployment) -> None:
-    """Raise `DeploymentError` for heads, experts or GPUs that do not divide, naming the nearest that do."""
+def check_deployment(model: MoEModel, deployment: Deployment, domain: int = GPUS) -> None:
+    """Raise `DeploymentError` for heads, experts or GPUs that do not divide, naming the nearest that do.
+
+    Fast links join `domain` GPUs.
+    """
     check_attention(model)
     assert model.attention is not None
     _divides(model.attention.heads, deployment.tensor, "tensor", f"the {model.attention.heads} heads of {model.name}")
@@ -94,6 +103,7 @@ def check_deployment(model: MoEModel, deployment: Deployment) -> None:
         heads, cut = model.attention.kv_heads, deployment.tensor
         if heads % cut and cut % heads:
             _divides(heads, cut, "tensor", f"the {heads} KV heads, or a multiple of them")
+    _check_exchange(deployment, domain)
     _check_overlap(model, deployment)
     if deployment.backend == "vllm" and deployment.expert_ranks not in (1, deployment.devices):
         raise DeploymentError(
@@ -102,8 +112,8 @@ def check_deployment(model: MoEModel, deployment: Deployment) -> None:
         )
 
 
-def _check_overlap(model: MoEModel, deployment: Deployment) -> None:
-    """Raise `DeploymentError` for an overlap of what is not there."""
+def _check_exchange(deployment: Deployment, domain: int) -> None:
+    """Raise `DeploymentError` for an exchange that cannot be between these GPUs."""
     if deployment.exchange != "collectives" and deployment.expert_ranks < deployment.devices:
         raise DeploymentError(
             f"deployment.exchange is {deployment.exchange}, which takes tokens to whole experts, but expert_ranks is "
@@ -114,11 +124,25 @@ def _check_overlap(model: MoEModel, deployment: Deployment) -> None:
             f"deployment.processors is {deployment.held}; expected at least 2, a channel of deepep_normal, or "
             "deepep_low_latency, which takes none"
         )
-    if deployment.exchange != "collectives" and deployment.devices > GPUS and deployment.devices % GPUS:
+    if deployment.exchange == "all_to_all":
+        if deployment.backend != "trtllm":
+            raise DeploymentError(
+                f"deployment.exchange is all_to_all, which {deployment.backend} does not have; take deepep_low_latency"
+            )
+        if deployment.devices > domain:
+            raise DeploymentError(
+                f"deployment.exchange is all_to_all on {deployment.devices} GPUs; expected at most {domain}, which "
+                "one domain of links joins"
+            )
+    elif deployment.exchange != "collectives" and deployment.devices > domain and deployment.devices % domain:
         raise DeploymentError(
             f"deployment.exchange is {deployment.exchange} on {deployment.devices} GPUs; expected a multiple of "
-            f"{GPUS}, whole nodes"
+            f"{domain}, whole domains of links"
         )
+
+
+def _check_overlap(model: MoEModel, deployment: Deployment) -> None:
+    """Raise `DeploymentError` for an overlap of what is not there."""
     if deployment.backend == "trtllm" and deployment.overlap == "two_batches":
         raise DeploymentError("deployment.overlap is two_batches, which TensorRT-LLM does not have; take serial")
     if deployment.overlap != "shared_beside_dispatch":

@@ -80,5 +80,18 @@ def latent_decode(
     return with_projections(found, batch * queries, heads, sizes, sheet, precision)
 
 
+def all_to_all(
+    sheet: Sheet,
+    operation: str,
+    precision: str,
+    tokens: Numbers,
+    hidden: Numbers,
+    top_k: Numbers,
+    copies: Numbers,
+    ranks: Numbers,
+) -> Terms:
+    return terms.all_to_all(operation, precision, tokens, hidden, top_k, copies, ranks, sheet)
+
+
 def collective(sheet: Sheet, operation: str, bytes_: Numbers, ranks: Numbers) -> Terms:
     return terms.collective(operation, bytes_, jnp.maximum(ranks, 2), sheet)

@@ -12,7 +12,7 @@ from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel
 from jaxmoe.hardware.gpu.kernel import FittedKernel, Terms
 from jaxmoe.hardware.gpu.latent import LatentSizes
-from jaxmoe.hardware.gpu.sheet import Sheet
+from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, Sheet
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Numbers
 from jaxmoe.hardware.machine import Die, Machine, node_memory
 from jaxmoe.serving import kernel_terms
@@ -33,6 +33,7 @@ OF_SOME_EXPERTS = ("vllm_fp8moe_flashinfer_cutlass_flashinferexperts",)
 # Kernels of experts behind DeepEP's exchanges, by their operation; the normal ones fill blocks of rows.
 BEHIND = {"deepep_normal": "moe_context", "deepep_low_latency": "moe_generation"}
 IN_BLOCKS = "deepep_normal"
+ALL_TO_ALL = "NVLinkTwoSided"  # what TensorRT-LLM takes where GPUs of several nodes are joined by NVLink
 Names = Mapping[str, str]
 Seconds = Float[Array, "..."]
 Given = Any
@@ -178,6 +179,22 @@ class Kernels:
         if not found:
             raise KernelFileError(f"{self.file.system}: has no kernel of {operation}; calibrate with a table of it")
         return jnp.where(jnp.asarray(ranks) > 1, _least(found), 0.0)
+
+    def all_to_all(
+        self, operation: str, tokens: Given, hidden: Given, top_k: Given, copies: Given, ranks: Given, precision: str
+    ) -> Seconds:
+        """A part of an all-to-all over `ranks` GPUs of a domain of links, with `tokens` of each.
+
+        A token goes to so many of them, and is sent in the `precision` of experts, or as it is where these take it so.
+        """
+        sent = precision if precision in ACTIVATION_BYTES else "bfloat16"
+        kernel = self._choose(
+            "alltoall",
+            {"moe_dtype": sent},
+            lambda names: (names["op_name"], names["kernel_source"]) == (f"alltoall_{operation}", ALL_TO_ALL),
+        )
+        given = _arrays(tokens, hidden, top_k, copies, ranks)
+        return self._time(kernel, kernel_terms.all_to_all, given, kernel.names["op_name"], kernel.names["moe_dtype"])
 
     def _time(self, kernel: KnownKernel, terms_of: Callable[..., Terms], given: Any, *names: str) -> Seconds:
         return _seconds(kernel.fitted, terms_of, self.sheet, names, given)

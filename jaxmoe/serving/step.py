@@ -114,13 +114,13 @@ class ModelStep(AbstractStep):
     deepep: ExchangeFile | None = None
 
     def __post_init__(self) -> None:
-        check_deployment(self.model, self.deployment)
+        check_deployment(self.model, self.deployment, self.kernels.sheet.domain)
         _ = self.exchange
 
     @property
     def exchange(self) -> StepExchange:
         """How tokens get to their experts and back."""
-        return exchange_of(self.model, self.deployment, self.kernels, self.deepep)
+        return exchange_of(self.model, self.deployment, self.kernels, self.gating, self.deepep)
 
     @property
     def free(self) -> Kernels:

@@ -28,7 +28,7 @@ from jaxmoe.hardware.gpu.deepep import ExchangeKernel, Links, Load
 from jaxmoe.hardware.gpu.deepep_files import beside, write_exchanges
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
+SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200")
 H800 = Links(200e9)  # NVLink of 400 GB/s, data sheet: half of it each way; adapters as in H100's nodes
 HIDDEN, CHOICES, EXPERTS, PROCESSORS = 7168, 8, 256, 24
 

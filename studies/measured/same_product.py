@@ -25,7 +25,7 @@ FAR = 1.3  # times the usual ratio, either way
 def products_of(folder: Path) -> dict[str, dict[tuple[int, ...], float]]:
     """By backend, the ms of each (m, n, k) in bfloat16."""
     found = {}
-    for _, kernel, rows in pooled(table for table in read_folder(folder)[0] if table.kind.name == "gemm"):
+    for _, kernel, rows in pooled(table for table in read_folder(folder) if table.kind.name == "gemm"):
         if kernel["gemm_dtype"] == "bfloat16":
             shapes = zip(*(rows[name].astype(int).tolist() for name in ("m", "n", "k")), strict=True)
             found[kernel["framework"]] = dict(zip(shapes, rows["latency"].tolist(), strict=True))

@@ -18,11 +18,14 @@ from jaxmoe.experiment.measured_kernels.scores import by_kernel, by_kind, precis
 from jaxmoe.experiment.measured_kernels.tables import read_folder
 from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import read_table, write_table
-from jaxmoe.hardware.gpu.files import read_kernels, write_kernels
+from jaxmoe.hardware.gpu.files import read_own_kernels, write_kernels
 from jaxmoe.hardware.gpu.sheet import sheet_of
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "rtx_pro_6000_server")
+SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "rtx_pro_6000_server", "gb200")
+# Of GB200 the all-to-all alone is fitted: B200's other kernels stand in, collectives too, which know more GPUs.
+OWN = {"gb200": ("alltoall",)}
+LIKE = {"gb200": "b200_sxm.json"}
 SEED = 0
 
 
@@ -56,8 +59,8 @@ def main() -> None:
         earlier = read_table(out / f"{name}.csv") if (out / f"{name}.csv").exists() else []
         kept += [row for row in earlier if (row["system"], row["kind"]) not in fresh]
     for system in options.systems:
-        found, notes = read_folder(options.data / system)
-        measured = [table for table in found if table.kind.name in options.kinds]
+        kinds = {*options.kinds} & {*OWN.get(system, KINDS)}
+        measured = [table for table in read_folder(options.data / system) if table.kind.name in kinds]
         start = time.monotonic()
 
         def report(_: str, done: int, total: int, system: str = system, start: float = start) -> None:
@@ -65,12 +68,11 @@ def main() -> None:
 
         fits = calibrate_tables(measured, sheet_of(system), SEED, report)
         path = kernels / f"{system}.json"
-        before = read_kernels(path).kernels if path.exists() else ()
-        write_kernels(path, kernel_file(system, fits, [each for each in before if each.kind not in options.kinds]))
+        before = read_own_kernels(path).kernels if path.exists() else ()
+        kept = [each for each in before if each.kind not in kinds]
+        write_kernels(path, kernel_file(system, fits, kept, LIKE.get(system)))
         for name, rows in (("by_kind", by_kind(fits)), ("by_group", by_group(fits)), ("by_kernel", by_kernel(fits))):
             tables[name] += [{"system": system, **row} for row in rows]
-        for note in notes:
-            print(f"{system}: {note}")
         # Written anew after every system: a run that is stopped leaves those that are done.
         for name, rows in tables.items():
             write_table(out / f"{name}.csv", sorted(rows, key=lambda row: (SYSTEMS.index(row["system"]), row["kind"])))

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--to", default="b200_sxm", help="the GPU whose tables judge them")
     options = parser.parse_args()
     base = at_sheet(read_kernels(find_kernels(f"kernels/{options.base}.json")), options.to)
-    fits = transfer_tables(read_folder(options.data / options.to)[0], base, lambda *_: None)
+    fits = transfer_tables(read_folder(options.data / options.to), base, lambda *_: None)
     rows = [{"from": options.base, "to": options.to, **row_of(fit, base)} for fit in fits]
     write_table(folder_of_tables(HERE, options) / "transfer.csv", rows)
 

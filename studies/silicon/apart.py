@@ -6,14 +6,18 @@ decode with as many others as there are. Requests in flight are reading or decod
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from rows import Measured, deployment_of
-from times import LENGTHS, PADDED, kernels_of, model_of
+from times import LENGTHS, PADDED, kernels_of, model_of, path_of
 
+from jaxmoe.hardware.gpu.deepep_files import beside, read_exchanges
 from jaxmoe.hardware.gpu.files import KernelFileError
+from jaxmoe.hardware.gpu.sheet import Sheet
+from jaxmoe.models import MoEModel
 from jaxmoe.serving.closed_loop import BACKENDS, Overheads
 from jaxmoe.serving.deployment import Deployment, DeploymentError
 from jaxmoe.serving.gating import expert_loads
@@ -23,6 +27,7 @@ from jaxmoe.serving.step import ModelStep, StepLoad
 KINDS = ("prefill", "decode")
 ROUNDS = 6  # of requests that decode by the time per token, and back
 REQUESTS = 10.0  # of a user
+NARROWEST = 128  # columns of a part of an expert: weights in FP8 have a scale for so many
 
 
 class Workers(NamedTuple):
@@ -56,7 +61,7 @@ def told_apart(rows: Sequence[Measured], overheads: dict[str, Overheads]) -> np.
         groups[row.pair, *(workers_of(row, kind) for kind in KINDS)].append(at)
     for (pair, *workers), some in groups.items():
         try:
-            steps = [_step(pair, each.deployment) for each in workers]
+            steps = [_step(pair, kind, each.deployment) for kind, each in zip(KINDS, workers, strict=True)]
             for start in range(0, len(some), PADDED):
                 at = some[start : start + PADDED]
                 own = overheads[workers[0].deployment.backend]
@@ -66,10 +71,33 @@ def told_apart(rows: Sequence[Measured], overheads: dict[str, Overheads]) -> np.
     return found
 
 
-def _step(pair: tuple[str, str], deployment: Deployment) -> ModelStep:
-    model = model_of(pair[0])
-    kernels = Kernels(kernels_of(pair[1], False), deployment.backend)
-    return ModelStep(model, deployment, kernels, expert_loads(model.num_experts, model.top_k, deployment.expert_ranks))
+def _step(pair: tuple[str, str], kind: str, deployment: Deployment) -> ModelStep:
+    model, kernels = model_of(pair[0]), Kernels(kernels_of(pair[1], False), deployment.backend)
+    deployment = as_engines_do(model, kind, deployment, kernels.sheet)
+    path = beside(path_of(pair[1]))
+    deepep = read_exchanges(path) if path.exists() else None
+    loads = expert_loads(model.num_experts, model.top_k, deployment.expert_ranks)
+    return ModelStep(model, deployment, kernels, loads, deepep)
+
+
+def as_engines_do(model: MoEModel, kind: str, deployment: Deployment, sheet: Sheet) -> Deployment:
+    """The deployment with what engines do where links join several nodes, which rows do not name.
+
+    Experts are not cut below `NARROWEST` columns: these rows have them apart. With data-parallel attention and all
+    experts apart, SGLang takes DeepEP, and TensorRT-LLM its all-to-all from more ranks than choices of a token on.
+    """
+    if sheet.domain == sheet.node or deployment.data == 1:
+        return deployment
+    if model.expert_size < NARROWEST * deployment.expert_tensor:
+        deployment = replace(deployment, expert_ranks=deployment.devices)
+    ranks = deployment.expert_ranks
+    if ranks < deployment.devices:
+        return deployment
+    if deployment.backend == "trtllm" and ranks > model.top_k:
+        return replace(deployment, exchange="all_to_all")
+    if deployment.backend == "sglang":
+        return replace(deployment, exchange="deepep_low_latency" if kind == "decode" else "deepep_normal")
+    return deployment
 
 
 def _served(rows: list[Measured], workers: list[Workers], steps: list[ModelStep], overheads: Overheads) -> np.ndarray:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from jaxmoe.serving.step import ModelStep
 
 # Usable memory of a GPU, B, and whose kernels stand in where none were measured, by data sheet.
 MEMORY = {"h100_sxm": 80e9, "h200_sxm": 141e9, "b200_sxm": 180e9, "b300_sxm": 270e9, "gb200": 186e9, "gb300": 279e9}
-LIKE = {"b300_sxm": "b200_sxm", "gb200": "b200_sxm", "gb300": "b200_sxm"}
+LIKE = {"b300_sxm": "b200_sxm", "gb300": "gb200"}
 LENGTHS = 0.9  # of the stated lengths on average: public benchmarks draw them from 0.8 to 1 times what they state
 PADDED = 64  # rows at a time, so that few shapes are compiled
 TIGHT = 4.0  # sequences of a rank where weights leave no room by our count, but the system ran
@@ -102,10 +103,15 @@ def model_of(path: str) -> MoEModel:
     return build_model(load_model(MODELS[path], "model_path"))
 
 
+def path_of(system: str) -> Path:
+    """The file of the kernels that a system has."""
+    return find_kernels(f"kernels/{LIKE.get(system, system)}.json")
+
+
 @cache
 def kernels_of(system: str, roofline: bool) -> KernelFile:
     """The kernels of a system, or of one like it at its data sheet; with `roofline`, each at the sheet's rates."""
-    file = at_sheet(read_kernels(find_kernels(f"kernels/{LIKE.get(system, system)}.json")), system)
+    file = at_sheet(read_kernels(path_of(system)), system)
     if not roofline:
         return file
     return replace(file, kernels=tuple(map(_at_data_sheet, file.kernels)))

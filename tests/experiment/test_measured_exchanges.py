@@ -115,6 +115,6 @@ def test_a_table_of_exchanges_is_no_table_of_kernels(tmp_path):
     assert is_exchange(low_latency())
     assert not is_exchange({"m": 1, "latency": 2})
     write_columns(tmp_path / "wideep_deepep_ll_perf.parquet", low_latency())
-    assert read_folder(tmp_path) == ([], [])
+    assert read_folder(tmp_path) == []
     with pytest.raises(OptionError, match="is of DeepEP's exchanges, not of kernels"):
         read_table(tmp_path / "wideep_deepep_ll_perf.parquet")

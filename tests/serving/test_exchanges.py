@@ -139,7 +139,7 @@ def test_exchanges_that_are_not_known_are_refused():
         ),
         (
             {"data": 12, "expert_ranks": 12, "redundant": 4, "exchange": "deepep_normal"},
-            "on 12 GPUs; expected a multiple of 8, whole nodes",
+            "on 12 GPUs; expected a multiple of 8, whole domains of links",
         ),
         ({"backend": "trtllm", "tensor": 2, "overlap": "two_batches"}, "which TensorRT-LLM does not have; take serial"),
         ({"tensor": 2, "overlap": "shared_beside_dispatch"}, "with deployment.data 1 every GPU has all tokens"),

@@ -231,6 +231,7 @@ RECIPES: dict[str, Recipe] = {
     "mla_generation_module": Recipe(1500, 16, 1e-4, 1e-5),
     "nccl": Recipe(1500, 16, 1e-3, 1e-4),
     "all_reduce": Recipe(1500, 16, 1e-3, 1e-4),
+    "alltoall": Recipe(1500, 16, 1e-3, 1e-4),
 }
 
 
@@ -243,11 +244,16 @@ def calibrate_tables(tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, r
     return found
 
 
-def kernel_file(system: str, fits: Sequence[KernelFit], kept: Sequence[KnownKernel] = ()) -> KernelFile:
-    """What a machine keeps of fits: numbers, intervals, where they come from; with kernels that were fitted before."""
+def kernel_file(
+    system: str, fits: Sequence[KernelFit], kept: Sequence[KnownKernel] = (), like: str | None = None
+) -> KernelFile:
+    """What a machine keeps of fits: numbers, intervals, where they come from; with kernels that were fitted before.
+
+    `like` names the file of another GPU, whose kernels stand in for kinds that were not measured.
+    """
     kernels = sorted((*map(_known, fits), *kept), key=lambda kernel: kernel.kind)
     rows = sum(kernel.told["rows"] for kernel in kernels)
-    return KernelFile(system, f"{SOURCE}: {system}, {rows} rows", sheet_of(system), tuple(kernels))
+    return KernelFile(system, f"{SOURCE}: {system}, {rows} rows", sheet_of(system), tuple(kernels), like)
 
 
 def _known(fit: KernelFit) -> KnownKernel:

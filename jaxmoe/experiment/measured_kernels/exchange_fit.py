@@ -18,7 +18,7 @@ from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.exchange_tables import ExchangeTable, exchanges_of, load_of
 from jaxmoe.hardware.gpu.deepep import ExchangeKernel, Links, Load
 from jaxmoe.hardware.gpu.deepep_files import FORMS, ExchangeFile, KnownExchange
-from jaxmoe.hardware.gpu.sheet import SHEETS
+from jaxmoe.hardware.gpu.sheet import sheet_of
 
 MICRO, NANO = 1e-6, 1e-9
 FOLDS = 4
@@ -130,12 +130,12 @@ def fit_exchanges(tables: Sequence[ExchangeTable], system: str) -> list[Exchange
     A link within a node is the same one with more nodes, where its rate is no limit. Raises `OptionError` for times in
     another unit, or of one size alone.
     """
-    links, processors = links_of(system), int(SHEETS[system][4])
+    sheet, links = sheet_of(system), links_of(system)
     found: list[ExchangeFit] = []
     for table, names, rows in sorted(exchanges_of(tables), key=lambda group: (group[1]["across"], -len(group[2]))):
         column = table.column(names["side"], names["part"])
         rows = rows[table.columns[column][rows] > 0]
-        load = Load(*(part[rows] for part in load_of(table, names["side"], processors)))
+        load = Load(*(part[rows] for part in load_of(table, names["side"], int(sheet.processors), sheet.node)))
         measured = table.columns[column][rows] * MICRO
         if names["part"] != "notify":
             _check_unit(table, column, load, links, measured)
@@ -183,14 +183,15 @@ def _check_unit(table: ExchangeTable, column: str, load: Load, links: Links, mea
 
 def links_of(system: str) -> Links:
     """Links of a GPU by its data sheet."""
-    return Links(SHEETS[system][5])
+    return Links(float(sheet_of(system).link))
 
 
 def exchange_file(system: str, fits: Sequence[ExchangeFit]) -> ExchangeFile:
     """The part of fits that a machine keeps."""
     rows = sum(len(fit.measured) for fit in fits)
-    known = tuple(fit.known for fit in fits)
-    return ExchangeFile(system, f"{SOURCE}: {system}, {rows} times", links_of(system), int(SHEETS[system][4]), known)
+    known, sheet = tuple(fit.known for fit in fits), sheet_of(system)
+    source = f"{SOURCE}: {system}, {rows} times"
+    return ExchangeFile(system, source, links_of(system), int(sheet.processors), known, sheet.node)
 
 
 def exchange_scores(fits: Sequence[ExchangeFit]) -> Iterator[dict[str, object]]:

@@ -32,7 +32,7 @@ def predict_exchanges(table: ExchangeTable, file: ExchangeFile) -> tuple[dict[st
         best = max(known, key=lambda each: (each.names["version"] == wanted["version"], each.told["rows"]))
         if best.names["version"] != wanted["version"]:
             notes[f"version {wanted['version']}: not measured; {best.names['version']} stands in"] = None
-        load = Load(*(part[rows] for part in load_of(table, wanted["side"], file.processors)))
+        load = Load(*(part[rows] for part in load_of(table, wanted["side"], file.processors, file.node)))
         seconds = seconds_of(best.kernel, load, file.links) / MICRO
         name = table.column(wanted["side"], wanted["part"])
         found[f"predicted_{name}"][rows] = seconds

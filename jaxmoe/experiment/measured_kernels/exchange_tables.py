@@ -87,16 +87,23 @@ def _check_shapes(path: Path, top_k: np.ndarray, experts: np.ndarray, nodes: np.
             raise OptionError(f"{path}: {told} in row {int(np.argmax(rows)) + 1}; correct or remove the row")
 
 
-def load_of(table: ExchangeTable, side: str, processors: int) -> Load:
-    """Loads of the rows of a table, [row]; `processors` are those of the GPU."""
+def load_of(table: ExchangeTable, side: str, processors: int, gpus: int = GPUS) -> Load:
+    """Loads of the rows of a table, [row]; `processors` are those of the GPU, `gpus` those of a node."""
     given = table.columns[f"{side}_sms"] if table.mode == "normal" else np.full(len(table.version), float(processors))
     rows = zip(*(table.columns[name].astype(int).tolist() for name in LOADED), given.tolist(), strict=True)
-    loads = [even_load(side, *row) for row in rows]
+    loads = [even_load(side, *row, gpus) for row in rows]
     return Load(*(np.asarray(part, np.float32) for part in zip(*loads, strict=True)))
 
 
 def even_load(
-    side: str, tokens: int, hidden: int, choices: int, experts: int, nodes: int, processors: int | float
+    side: str,
+    tokens: int,
+    hidden: int,
+    choices: int,
+    experts: int,
+    nodes: int,
+    processors: int | float,
+    gpus: int = GPUS,
 ) -> Load:
     """The load of a GPU where choices fall evenly on experts.
 
@@ -104,9 +111,9 @@ def even_load(
     """
     chosen = min(nodes, NODES_OF_A_TOKEN)
     near = experts * chosen // nodes
-    gpu_copies = copies_of(chosen * GPUS, near, min(choices, near))
+    gpu_copies = copies_of(chosen * gpus, near, min(choices, near))
     node_copies = copies_of(nodes, experts, choices, NODES_OF_A_TOKEN)
-    return Load(tokens, hidden * BYTES[side], choices, experts, gpu_copies, node_copies, nodes, GPUS, processors)
+    return Load(tokens, hidden * BYTES[side], choices, experts, gpu_copies, node_copies, nodes, gpus, processors)
 
 
 def exchanges_of(tables: Sequence[ExchangeTable]) -> Iterator[tuple[ExchangeTable, dict[str, str], np.ndarray]]:

@@ -11,6 +11,7 @@ from jaxmoe.experiment.measured_kernels.slot_counts import slot_loads
 from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of
 from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
 from jaxmoe.hardware.gpu import terms
+from jaxmoe.hardware.gpu.deepep import copies_of
 from jaxmoe.hardware.gpu.kernel import Terms
 from jaxmoe.hardware.gpu.latent import DEEPSEEK_V3, latent_decode, latent_prefill, with_projections
 from jaxmoe.hardware.gpu.sheet import ACTIVATION_BYTES, WEIGHT_BYTES, Sheet
@@ -157,6 +158,15 @@ def _collective(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms
     return terms.collective(kernel["op_name"], message * width, ranks, sheet)
 
 
+def _all_to_all(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms:
+    """Tokens are those of a rank. Balanced choices of a token are on as many ranks as can be."""
+    tokens, hidden, top_k, ranks = _floats(rows, "num_tokens", "hidden_size", "topk", "moe_ep_size")
+    layers = zip(*(rows[name].astype(int).tolist() for name in ("moe_ep_size", "num_experts", "topk")), strict=True)
+    drawn = jnp.asarray([copies_of(*layer) for layer in layers], jnp.float32)
+    copies = jnp.where(rows["distribution"] == "balanced", jnp.minimum(ranks, top_k), drawn)
+    return terms.all_to_all(kernel["op_name"], kernel["moe_dtype"], tokens, hidden, top_k, copies, ranks, sheet)
+
+
 def _floats(rows: Columns, *names: str) -> list[jnp.ndarray]:
     return [jnp.asarray(rows[name], jnp.float32) for name in names]
 
@@ -165,6 +175,10 @@ _ATTENTION = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 _MLA = ("num_heads", "batch_size", "isl", "step")
 _OF = ("framework", "op_name", "kernel_source")
+_NO_LAYER: tuple[tuple[str, Callable[[Columns], np.ndarray]], ...] = (
+    ("topk is above num_experts", lambda rows: rows["topk"] > rows["num_experts"]),
+    ("num_experts is no multiple of moe_ep_size", lambda rows: rows["num_experts"] % rows["moe_ep_size"] != 0),
+)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -181,13 +195,7 @@ KINDS: dict[str, Kind] = {
             ("moe", "moe_context", "moe_generation", "wideep_moe", "wideep_moe_eplb"),
             every_shape=True,
             derived=(("tiles", tiles_of),),
-            refused=(
-                ("topk is above num_experts", lambda rows: rows["topk"] > rows["num_experts"]),
-                (
-                    "num_experts is no multiple of moe_ep_size",
-                    lambda rows: rows["num_experts"] % rows["moe_ep_size"] != 0,
-                ),
-            ),
+            refused=_NO_LAYER,
         ),
         Kind(
             "attention_context",
@@ -290,6 +298,18 @@ KINDS: dict[str, Kind] = {
             _collective,
             ("all_reduce",),
             optional=("version",),
+        ),
+        Kind(
+            "alltoall",
+            ("num_tokens", "hidden_size", "topk", "num_experts", "moe_ep_size"),
+            ("distribution", "moe_dtype", *_OF),
+            ("moe_dtype", *_OF),
+            ("moe_ep_size",),
+            "num_tokens",
+            _all_to_all,
+            terms.ALL_TO_ALL,
+            refused=_NO_LAYER,
+            every_shape=True,
         ),
     )
 }

@@ -19,7 +19,6 @@ from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
 
-UNTIMED = ("trtllm_alltoall",)  # files of what has no model yet
 EXCHANGES = "wideep_deepep"  # files of DeepEP's, which are no kernels: see exchange_tables.py
 BACKENDS = ("sglang", "vllm", "trtllm", "")  # "" where an older table names none
 PRECISIONS = ("gemm_dtype", "moe_dtype", "attn_dtype", "kv_cache_dtype", "gemm_type", "nccl_dtype", "allreduce_dtype")
@@ -46,18 +45,15 @@ class MeasuredTable:
         return np.asarray(self.columns[self.kind.latency], float) * self.kind.unit
 
 
-def read_folder(folder: Path) -> tuple[list[MeasuredTable], list[str]]:
-    """All tables of kernels below the folder of one system that have a model, and a note on each that has none.
+def read_folder(folder: Path) -> list[MeasuredTable]:
+    """All tables of kernels below the folder of one system.
 
     Raises `OptionError` where there are none, not even of exchanges, or where one is wrong.
     """
     every = sorted(folder.glob("**/*.parquet"))
-    found = [path for path in every if not path.name.startswith(EXCHANGES)]
-    left_out = [path for path in found if path.name.startswith(UNTIMED)]
-    if len(left_out) == len(every):
+    if not every:
         raise OptionError(f"{folder}: has no table of kernels; give a folder SYSTEM with KIND/BACKEND/*.parquet in it")
-    notes = [f"{path.relative_to(folder)}: left out, there is no model of it yet" for path in left_out]
-    return [read_table(path) for path in found if path not in left_out], notes
+    return [read_table(path) for path in every if not path.name.startswith(EXCHANGES)]
 
 
 def read_exchange_folder(folder: Path) -> list[ExchangeTable]:

@@ -38,6 +38,7 @@ class ExchangeFile:
     links: Links
     processors: int
     exchanges: tuple[KnownExchange, ...]
+    node: int = 8  # GPUs
 
 
 def beside(kernels: Path) -> Path:
@@ -48,6 +49,7 @@ def beside(kernels: Path) -> Path:
 def write_exchanges(path: Path, file: ExchangeFile) -> None:
     """Write a file of exchanges."""
     head = {"format": FORMAT, "system": file.system, "source": file.source, "processors": file.processors}
+    head |= {"node": file.node}
     told = json.dumps({**head, "links": file.links._asdict()}, indent=1).removesuffix("\n}")
     lines = (json.dumps(_written(exchange)) for exchange in file.exchanges)
     path.write_text(told + ',\n "exchanges": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n", encoding="utf-8")
@@ -70,7 +72,8 @@ def read_exchanges(path: Path) -> ExchangeFile:
         if data["format"] != FORMAT:
             raise KernelFileError(f"{path}: has format {data['format']}, expected {FORMAT}; calibrate the machine anew")
         exchanges = tuple(map(_read, data["exchanges"]))
-        return ExchangeFile(data["system"], data["source"], Links(**data["links"]), data["processors"], exchanges)
+        links, numbers = Links(**data["links"]), (data["processors"], exchanges, data.get("node", 8))
+        return ExchangeFile(data["system"], data["source"], links, *numbers)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise KernelFileError(
             f"{path}: is no file of exchanges ({type(error).__name__}: {error}); write one with jaxmoe calibrate"

@@ -43,12 +43,16 @@ class KnownKernel:
 
 @dataclass(frozen=True, eq=False)
 class KernelFile:
-    """All fitted kernels of one GPU."""
+    """All fitted kernels of one GPU.
+
+    `like` names the file beside it of another GPU, whose kernels are taken for kinds that it has none of.
+    """
 
     system: str
     source: str
     sheet: Sheet
     kernels: tuple[KnownKernel, ...]
+    like: str | None = None
 
     def of_kind(self, kind: str) -> list[KnownKernel]:
         """Kernels of a kind of table."""
@@ -72,6 +76,7 @@ def write_kernels(path: Path, file: KernelFile) -> None:
     """Write a file of kernels."""
     sheet = {name: float(getattr(file.sheet, name)) for name in Sheet.__dataclass_fields__}
     told = {"format": FORMAT, "system": file.system, "source": file.source, "sheet": sheet}
+    told |= {} if file.like is None else {"like": file.like}
     lines = [json.dumps(_written(kernel)) for kernel in file.kernels]
     head = json.dumps(told, indent=1).removesuffix("\n}")
     path.write_text(head + ',\n "kernels": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n", encoding="utf-8")
@@ -96,13 +101,27 @@ def _short(value: Any) -> Any:
 
 
 def read_kernels(path: Path) -> KernelFile:
-    """Read a file of kernels. Raises `KernelFileError` for one that is none."""
+    """Read a file of kernels, with those of the file that it is like, at its own data sheet.
+
+    Raises `KernelFileError` for one that is none.
+    """
+    file = read_own_kernels(path)
+    if file.like is None:
+        return file
+    own = {kernel.kind for kernel in file.kernels}
+    other = read_own_kernels(path.with_name(file.like)).kernels
+    return replace(file, kernels=(*file.kernels, *(kernel for kernel in other if kernel.kind not in own)))
+
+
+def read_own_kernels(path: Path) -> KernelFile:
+    """Read the kernels that a file has itself. Raises `KernelFileError` for one that is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise KernelFileError(f"{path}: has format {data['format']}, expected {FORMAT}; calibrate the machine anew")
         sheet = Sheet.of(**data["sheet"])
-        return KernelFile(data["system"], data["source"], sheet, tuple(map(_read, data["kernels"])))
+        kernels = tuple(map(_read, data["kernels"]))
+        return KernelFile(data["system"], data["source"], sheet, kernels, data.get("like"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise KernelFileError(
             f"{path}: is no file of kernels ({type(error).__name__}: {error}); write one with jaxmoe calibrate"

@@ -32,7 +32,9 @@ class Sheet(eqx.Module):
     fp8: Float[Array, ""] = eqx.field(converter=as_number)
     fp4: Float[Array, ""] = eqx.field(converter=as_number)
     processors: Float[Array, ""] = eqx.field(converter=as_number)  # streaming multiprocessors
-    link: Float[Array, ""] = eqx.field(converter=as_number)  # to the other GPUs of its node, each way, B/s
+    link: Float[Array, ""] = eqx.field(converter=as_number)  # to the other GPUs of its domain, each way, B/s
+    node: int = eqx.field(static=True, default=8)  # GPUs of a node
+    domain: int = eqx.field(static=True, default=8)  # GPUs that these links join, of one node or of several
 
     def rate(self, precision: str) -> Float[Array, ""]:
         """Peak FLOP/s of products of this precision."""
@@ -45,21 +47,32 @@ class Sheet(eqx.Module):
         return replace(self, **rates)
 
     @classmethod
-    def of(cls, bandwidth: float, bf16: float, fp8: float, fp4: float, processors: float, link: float) -> "Sheet":
-        return cls(*(jnp.asarray(value, jnp.float32) for value in (bandwidth, bf16, fp8, fp4, processors, link)))
+    def of(
+        cls,
+        bandwidth: float,
+        bf16: float,
+        fp8: float,
+        fp4: float,
+        processors: float,
+        link: float,
+        node: float = 8,
+        domain: float = 8,
+    ) -> "Sheet":
+        numbers = (jnp.asarray(value, jnp.float32) for value in (bandwidth, bf16, fp8, fp4, processors, link))
+        return cls(*numbers, int(node), int(domain))
 
 
 # Dense rates and bandwidths of NVIDIA's data sheets, a GPU; links one way. Bandwidth and rates of the RTX PRO 6000 are
-# those at the clock that was measured. Hopper has no FP4 units.
+# those at the clock that was measured. Hopper has no FP4 units. NVLink joins 72 GPUs of GB200 and GB300, four to a node.
 SHEETS: dict[str, tuple[float, ...]] = {
     "h100_sxm": (3.35e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),
     "h200_sxm": (4.8e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),
     "b200_sxm": (7.7e12, 2250e12, 4500e12, 9000e12, 148.0, 900e9),
     "b300_sxm": (8e12, 2250e12, 4500e12, 13500e12, 148.0, 900e9),
-    "gb300": (8e12, 2500e12, 5000e12, 15000e12, 152.0, 900e9),
+    "gb300": (8e12, 2500e12, 5000e12, 15000e12, 152.0, 900e9, 4, 72),
     "h800_sxm": (3.35e12, 989e12, 1979e12, 1979e12, 132.0, 200e9),
     "h20_sxm": (4e12, 148e12, 296e12, 296e12, 78.0, 450e9),
-    "gb200": (8e12, 2500e12, 5000e12, 10000e12, 148.0, 900e9),
+    "gb200": (8e12, 2500e12, 5000e12, 10000e12, 148.0, 900e9, 4, 72),
     "rtx_pro_6000_server": (1.792e12, 467.8e12, 935.6e12, 1871.2e12, 188.0, 64e9),
 }
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware.gpu.kernel import LEAST, Terms
-from jaxmoe.hardware.gpu.sheet import Sheet
+from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES, Sheet
 
 Numbers = Float[Array, "..."]  # rows of any axes, or one number for all
 
@@ -279,3 +279,36 @@ def collective(operation: str, bytes_: Numbers, ranks: Numbers, sheet: Sheet) ->
     shape = [jnp.log(ranks / 4), jnp.where(ranks == 2, 1.0, 0.0)]
     memory, tiles, waves = [passed, bytes_ / sheet.bandwidth], [at_once, passed], [ranks, ranks + 0 * passed]
     return Terms(*map(stacked, (memory, tiles, waves, sizes, shape)))
+
+
+# Bytes of a token's choice, its expert and weight, and of a number of a result; a dispatch has the experts' precision.
+CHOICE, RESULT = 8.0, 2.0
+ALL_TO_ALL = tuple(f"alltoall_{name}" for name in ("prepare", "dispatch", "combine", "combine_low_precision"))
+
+
+@partial(jax.jit, static_argnames=("operation", "precision"))
+def all_to_all(
+    operation: str,
+    precision: str,
+    tokens: Numbers,
+    hidden: Numbers,
+    top_k: Numbers,
+    copies: Numbers,
+    ranks: Numbers,
+    sheet: Sheet,
+) -> Terms:
+    """Terms of one of `ALL_TO_ALL` over the GPUs that links join, each with so many tokens.
+
+    A token goes to `copies` of the GPUs, its own counted. What a pair of GPUs carries is a limit of its own, and each
+    doubling of ranks a further round.
+    """
+    of_operation = {"alltoall_prepare": CHOICE * top_k, "alltoall_combine": RESULT * hidden}
+    vector = of_operation.get(operation, WEIGHT_BYTES[precision] * hidden)
+    sent = tokens * copies * vector
+    # What comes in is copied once more, results of a token's choices are summed.
+    local = (1 + top_k) * RESULT * hidden if "combine" in operation else (1 + copies) * vector
+    memory = [sent * (1 - 1 / ranks) / sheet.link, tokens * local / sheet.bandwidth]
+    pair, rounds = sent / ranks / sheet.link, jnp.log2(ranks)
+    sizes = [jnp.log(tokens), jnp.log(whole(tokens, sheet.processors))]
+    beyond = jnp.where(ranks > sheet.node, 1.0, 0.0)
+    return Terms(*map(stacked, (memory, [pair], [rounds + 0 * pair], sizes, [beyond])))
