@@ -58,7 +58,7 @@ class Overheads(NamedTuple):
 OVERHEADS = {
     "vllm": Overheads(step=0.54e-3, prompts=1.47, request=33e-3),
     "sglang": Overheads(step=0.50e-3, prompts=2.30, request=57e-3),
-    "trtllm": Overheads(step=0.49e-3, prompts=1.75, request=62e-3),
+    "trtllm": Overheads(step=0.50e-3, prompts=1.76, request=61e-3),
 }
 
 

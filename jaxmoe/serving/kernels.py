@@ -26,8 +26,9 @@ NEAREST = {
     "fp8_block": ("fp8", "bfloat16"),
 }
 SAME_NUMBERS = {name: {"fp8", "fp8_block"} for name in ("fp8", "fp8_block")}
-# Kernels of experts without a gate, and of a few tokens alone.
-OTHER_EXPERTS = ("nongated", "min_latency")
+# Kernels of experts without a gate, and those that TensorRT-LLM is to be given where attention is not data parallel.
+OTHER_EXPERTS = ("nongated",)
+QUICK = "min_latency"
 OF_ALL_EXPERTS = ("vllm_fp8moe_triton_tritonexperts",)
 OF_SOME_EXPERTS = ("vllm_fp8moe_flashinfer_cutlass_flashinferexperts",)
 # Kernels of experts behind DeepEP's exchanges, by their operation; the normal ones fill blocks of rows.
@@ -92,19 +93,25 @@ class Kernels:
         precision: str,
         parallel: bool,
         behind: str = "collectives",
+        quick: bool = False,
     ) -> Seconds:
         """All gated experts of a GPU; `inner` is the part of their intermediate size there.
 
         With `parallel`, GPUs have different experts, for which vLLM takes other kernels on Hopper. `behind` is the
-        exchange that brings the tokens; DeepEP's have kernels of their own, which take whole blocks of rows.
+        exchange that brings the tokens; DeepEP's have kernels of their own, which take whole blocks of rows. `quick`
+        asks for a backend's kernel of least latency, where it has one.
         """
         own = [each for each in self.file.of_kind("moe") if each.names["op_name"] == BEHIND.get(behind)]
+        wanted = {"framework": self.backend, "moe_dtype": precision}
+        has = any(_has(each, wanted) and _is_quick(each.names) for each in self.file.of_kind("moe"))
         unusual = (*OTHER_EXPERTS, *(OF_ALL_EXPERTS if parallel else OF_SOME_EXPERTS))
         kernel = self._choose(
             "moe",
             {"moe_dtype": precision},
             lambda names: (
-                names["op_name"] == (BEHIND[behind] if own else "moe") and not names["kernel_source"].endswith(unusual)
+                names["op_name"] == (BEHIND[behind] if own else "moe")
+                and not names["kernel_source"].endswith(unusual)
+                and _is_quick(names) == (quick and has)
             ),
         )
         if behind == IN_BLOCKS and own:
@@ -255,6 +262,10 @@ def _does(kernel: KnownKernel, operation: str) -> bool:
 
 def _newest(kernel: KnownKernel) -> tuple[str, int]:
     return kernel.names.get("version", ""), kernel.told["rows"]
+
+
+def _is_quick(names: Names) -> bool:
+    return names["kernel_source"].endswith(QUICK)
 
 
 def _nearest(wanted: Names) -> list[dict[str, str]]:

@@ -238,7 +238,7 @@ class ModelStep(AbstractStep):
         slots = (model.num_experts + deployment.redundant) / deployment.expert_ranks
         sizes = (model.hidden_size, inner, slots, model.top_k)
         how = (deployment.experts, not is_one(deployment.expert_ranks), deployment.exchange)
-        return self.free.experts(loads, *sizes, *how)
+        return self.free.experts(loads, *sizes, *how, quick=is_one(deployment.data))
 
     def _ffn(self, tokens: Numbers, size: int) -> Seconds:
         own, hidden, precision = size / self.deployment.tensor, self.model.hidden_size, self.deployment.products

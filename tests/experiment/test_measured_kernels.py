@@ -347,6 +347,13 @@ INVENTED = {
             for each in ("alltoall", "all_gather")
         ],
     ),
+    "all_to_all": (
+        "num_tokens",
+        [
+            {**OF, **LAYER, "op_name": f"alltoall_{each}", "moe_dtype": "fp8", "distribution": "balanced"}
+            for each in ("prepare", "dispatch", "combine", "combine_low_precision")
+        ],
+    ),
     "all_reduce": ("message_size", [{**OF, "op_name": "all_reduce", "allreduce_dtype": "bfloat16", "num_gpus": 16}]),
 }
 
@@ -356,13 +363,18 @@ def shipped() -> KernelFile:
     return read_kernels(find_kernels("kernels/h200_sxm.json"))
 
 
+@pytest.fixture(scope="module")
+def of_a_domain() -> KernelFile:
+    return read_kernels(find_kernels("kernels/gb200.json"))
+
+
 @pytest.mark.parametrize("name", INVENTED)
-def test_every_kind_is_predicted_on_what_nobody_measured(name, shipped, tmp_path):
+def test_every_kind_is_predicted_on_what_nobody_measured(name, shipped, of_a_domain, tmp_path):
     size, rows = INVENTED[name]
     # SGLang's all-reduce, launched kernel by kernel, has a floor: measured, 1 MB takes 1.2 times as long as 256 bytes.
     sizes = (1, 3, 100, 5000, 2**27 if size == "message_size" else 524288)
     table = read_table(written(tmp_path / "rows.csv", [{**row, size: each} for row in rows for each in sizes]), False)
-    found = predict(table, shipped)
+    found = predict(table, of_a_domain if name == "all_to_all" else shipped)
     assert np.isfinite(found.seconds).all()
     assert (found.lower > 0).all()
     assert (found.lower <= found.seconds).all()
@@ -394,9 +406,23 @@ def test_an_operation_without_a_model_is_named(tmp_path):
     ]
     with pytest.raises(OptionError, match="op_name is 'broadcast', expected one of all_reduce, all_gather"):
         read_table(written(tmp_path / "nccl.csv", rows), timed=False)
-    rows = [{**row, "num_tokens": 8, "op_name": "alltoall_dispatch"} for row in LAYERS]
-    with pytest.raises(OptionError, match="op_name is 'alltoall_dispatch', which has no model; leave the table out"):
-        read_table(written(tmp_path / "alltoall.csv", rows), timed=False)
+    rows = [{**row, "num_tokens": 8, "op_name": "scatter"} for row in LAYERS]
+    with pytest.raises(OptionError, match="op_name is 'scatter', which has no model; leave the table out"):
+        read_table(written(tmp_path / "scatter.csv", rows), timed=False)
+
+
+def test_an_all_to_all_of_more_ranks_takes_no_less(of_a_domain, tmp_path):
+    """All choices on ranks of their own from eight ranks on, so that 64 send little more than 32 do."""
+    rows = [
+        {**DEEPSEEK, "framework": "TRTLLM", "kernel_source": "NVLinkTwoSided", "moe_dtype": "nvfp4",
+         "op_name": f"alltoall_{operation}", "distribution": "balanced", "num_tokens": 4096, "moe_ep_size": ranks}
+        for operation in ("dispatch", "combine") for ranks in (8, 16, 32, 64)
+    ]  # fmt: skip
+    found = predict(read_table(written(tmp_path / "rows.csv", rows), False), of_a_domain)
+    told = found.seconds.reshape(2, 4)
+    assert not found.notes
+    assert (np.diff(told) > 0).all()
+    assert (told[:, 3] < 1.15 * told[:, 2]).all()
 
 
 def test_columns_are_written_as_they_are_read(tmp_path):

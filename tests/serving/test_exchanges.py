@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels_by_hand import SHEET, kernel_file
+from kernels_by_hand import SHEET, kernel_file, known
 from test_step import GROUPED, step_of
 
+from jaxmoe.experiment.step_replay import replay_of
 from jaxmoe.hardware.gpu.deepep import Links, LowLatencyKernel, NormalKernel
 from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, KnownExchange
 from jaxmoe.hardware.gpu.files import KernelFileError
@@ -44,9 +45,9 @@ FILE = ExchangeFile(
 )
 
 
-def wide_step(deepep: ExchangeFile | None = FILE, **layout) -> ModelStep:
+def wide_step(deepep: ExchangeFile | None = FILE, spread: float = 0.0, **layout) -> ModelStep:
     deployment = Deployment("sglang", data=8, expert_ranks=8, **layout)
-    gating = expert_loads(256, 8, 8, redundant=deployment.redundant)
+    gating = expert_loads(256, 8, 8, spread, redundant=deployment.redundant)
     return ModelStep(WIDE, deployment, Kernels(kernel_file(), "sglang"), gating, deepep)
 
 
@@ -72,9 +73,92 @@ def test_how_far_a_token_goes_is_that_of_draws(ranks):
     everywhere = replace(
         FILE, exchanges=tuple(replace(e, names={**e.names, "across": "nodes"}) for e in FILE.exchanges)
     )
-    told = DeepEP(WIDE, deployment, Kernels(kernel_file(), "sglang"), everywhere if ranks > 8 else FILE)._copies()
-    assert told[0] == pytest.approx(np.mean(gpus), rel=0.01)
-    assert told[1] == pytest.approx(np.mean(nodes), rel=0.01)
+    file = everywhere if ranks > 8 else FILE
+    deepep = DeepEP(WIDE, deployment, Kernels(kernel_file(), "sglang"), expert_loads(256, 8, ranks), file)
+    assert deepep._reached(ranks) == pytest.approx(np.mean(gpus), rel=0.01)
+    assert deepep._reached(deepep.nodes) == pytest.approx(np.mean(nodes), rel=0.01)
+
+
+# Between GPUs that links join, over several nodes.
+
+JOINED = replace(SHEET, node=4, domain=72)
+TIMED = {
+    name: known("alltoall", 2, 1, launch=launch, framework="trtllm", moe_dtype="bfloat16",
+                op_name=f"alltoall_{name}", kernel_source="NVLinkTwoSided")
+    for name, launch in (("prepare", 1e-5), ("dispatch", 2e-5), ("combine", 4e-5))
+}  # fmt: skip
+
+
+def joined_step(spread: float = 0.0, backend: str = "trtllm", sheet=JOINED, **layout) -> ModelStep:
+    deployment = Deployment(backend, **({"data": 64, "expert_ranks": 64, "exchange": "all_to_all"} | layout))
+    kernels = Kernels(replace(kernel_file(*TIMED.values()), sheet=sheet), backend)
+    return ModelStep(WIDE, deployment, kernels, expert_loads(256, 8, 64, spread), FILE)
+
+
+def test_an_all_to_all_of_a_domain_by_hand():
+    """What leaves a GPU over its links, what is copied in memory, and what one pair carries, one after another."""
+    exchange_ = joined_step().exchange
+    reached = 32 * (1 - np.prod([(124 - at) / (128 - at) for at in range(8)]))  # GPUs of four of eight groups
+
+    def seconds(bytes_, local, launch):
+        link = 1000 * reached * bytes_ / 1e11
+        return launch + link * (63 / 64 + 1 / 64) + 1000 * local / 1e12
+
+    counts = seconds(64, (1 + reached) * 64, 1e-5)
+    vectors = seconds(2048, (1 + reached) * 2048, 2e-5)
+    results = seconds(2048, 9 * 2048, 4e-5)
+    assert float(exchange_.there(jnp.asarray(1000.0)).seconds) == pytest.approx(counts + vectors, rel=1e-3)
+    assert float(exchange_.back(jnp.asarray(1000.0)).seconds) == pytest.approx(results, rel=1e-3)
+
+
+def test_the_fullest_rank_decides_when_an_exchange_ends():
+    """As if all had the choices of that one; the simulator replays the same."""
+    even, uneven = joined_step(), joined_step(0.8)
+    more = float(expert_loads(256, 8, 64, 0.8)(jnp.asarray(64 * 1000.0)).slots) / 8000
+    assert more > 1.3
+    taken, asked = (
+        step.exchange.there(jnp.asarray(tokens)).seconds for step, tokens in ((uneven, 1000.0), (even, 1000.0 * more))
+    )
+    assert float(taken) == pytest.approx(float(asked), rel=1e-3)
+    deepep = wide_step(exchange="deepep_normal", spread=0.8).exchange.there(jnp.asarray(1000.0)).seconds
+    full = float(expert_loads(256, 8, 8, 0.8)(jnp.asarray(8000.0)).slots) / 8000
+    alike = wide_step(exchange="deepep_normal").exchange.there(jnp.asarray(1000.0)).seconds
+    assert float(deepep) == pytest.approx(full * float(alike), rel=1e-3)
+    load = StepLoad(128.0, 500.0)
+    assert replay_of(uneven, load).seconds == pytest.approx(float(uneven.seconds(load)), rel=1e-4)
+
+
+def test_all_gpus_of_a_domain_are_a_node_to_deepep():
+    step = joined_step(exchange="deepep_normal", backend="sglang")
+    assert step.exchange.nodes == 1
+    reached = 32 * (1 - np.prod([(124 - at) / (128 - at) for at in range(8)]))
+    seconds = 1000 * reached * (1 - 1 / 64) * 1024 * (1 + 4 / 128) / 1e11
+    assert float(step.exchange.there(jnp.asarray(1000.0)).seconds) == pytest.approx(seconds, rel=1e-3)
+    with pytest.raises(KernelFileError, match="no dispatch of deepep_normal on 8 nodes"):
+        joined_step(exchange="deepep_normal", backend="sglang", sheet=SHEET)
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"sheet": SHEET}, "all_to_all on 64 GPUs; expected at most 8, which one domain of links joins"),
+        ({"backend": "sglang"}, "all_to_all, which sglang does not have; take deepep_low_latency"),
+        ({"expert_ranks": 32}, "but expert_ranks is 32; expected 64, all GPUs, or exchange collectives"),
+    ],
+)
+def test_an_all_to_all_that_cannot_be_is_told(layout, said):
+    with pytest.raises(DeploymentError) as refused:
+        joined_step(**layout)
+    assert said in str(refused.value)
+
+
+def test_the_gradient_of_an_all_to_all_by_its_link_is_the_slope():
+    def seconds(factor):
+        return joined_step(0.8, sheet=replace(JOINED, link=SHEET.link * factor)).seconds(StepLoad(512.0, 500.0))
+
+    slope = float(jax.grad(seconds)(1.0))
+    assert slope == pytest.approx(float(seconds(1.01) - seconds(0.99)) / 0.02, rel=0.02)
+    assert slope < 0
 
 
 def test_dense_layers_of_deepep_do_not_exchange_and_hooks_take_no_processors():
@@ -126,7 +210,7 @@ def test_exchanges_that_are_not_known_are_refused():
         wide_step(None, exchange="deepep_normal")
     deployment = Deployment("sglang", data=16, expert_ranks=16, exchange="deepep_normal")
     with pytest.raises(KernelFileError, match="no dispatch of deepep_normal on 2 nodes"):
-        DeepEP(WIDE, deployment, Kernels(kernel_file(), "sglang"), FILE)
+        DeepEP(WIDE, deployment, Kernels(kernel_file(), "sglang"), expert_loads(256, 8, 16), FILE)
 
 
 @pytest.mark.parametrize(

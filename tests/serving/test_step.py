@@ -166,6 +166,18 @@ def test_a_kernel_of_experts_without_gate_is_not_taken():
     assert float(step_of(file=kernel_file(other)).parts(StepLoad(4.0, 9.0))["experts"]) < 1e-3
 
 
+def test_a_quick_kernel_of_experts_is_for_attention_that_is_not_data_parallel():
+    quick = known(
+        "moe", 3, 8, rows=1, launch=1.0, framework="sglang", moe_dtype="bfloat16", op_name="moe",
+        kernel_source="moe_min_latency",
+    )  # fmt: skip
+    whole, data_parallel = (
+        float(step_of(file=kernel_file(quick), **layout).parts(StepLoad(4.0, 9.0))["experts"])
+        for layout in ({"tensor": 2, "expert_ranks": 2}, {"data": 2, "expert_ranks": 2})
+    )
+    assert whole > 1 > 1e-3 > data_parallel
+
+
 # Loads of experts.
 
 

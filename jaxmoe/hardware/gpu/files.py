@@ -74,7 +74,7 @@ def at_sheet(file: KernelFile, system: str | None) -> KernelFile:
 
 def write_kernels(path: Path, file: KernelFile) -> None:
     """Write a file of kernels."""
-    sheet = {name: float(getattr(file.sheet, name)) for name in Sheet.__dataclass_fields__}
+    sheet = {name: np.asarray(getattr(file.sheet, name)).item() for name in Sheet.__dataclass_fields__}
     told = {"format": FORMAT, "system": file.system, "source": file.source, "sheet": sheet}
     told |= {} if file.like is None else {"like": file.like}
     lines = [json.dumps(_written(kernel)) for kernel in file.kernels]
@@ -110,7 +110,7 @@ def read_kernels(path: Path) -> KernelFile:
         return file
     own = {kernel.kind for kernel in file.kernels}
     other = read_own_kernels(path.with_name(file.like)).kernels
-    return replace(file, kernels=(*file.kernels, *(kernel for kernel in other if kernel.kind not in own)))
+    return replace(file, kernels=(*file.kernels, *(kernel for kernel in other if kernel.kind not in own)), like=None)
 
 
 def read_own_kernels(path: Path) -> KernelFile:

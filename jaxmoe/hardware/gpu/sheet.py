@@ -1,6 +1,7 @@
 """The data sheet of a GPU: peak rates, bandwidths, processors."""
 
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -55,16 +56,16 @@ class Sheet(eqx.Module):
         fp4: float,
         processors: float,
         link: float,
-        node: float = 8,
-        domain: float = 8,
+        node: int = 8,
+        domain: int = 8,
     ) -> "Sheet":
         numbers = (jnp.asarray(value, jnp.float32) for value in (bandwidth, bf16, fp8, fp4, processors, link))
-        return cls(*numbers, int(node), int(domain))
+        return cls(*numbers, node, domain)
 
 
 # Dense rates and bandwidths of NVIDIA's data sheets, a GPU; links one way. Bandwidth and rates of the RTX PRO 6000 are
 # those at the clock that was measured. Hopper has no FP4 units. NVLink joins 72 GPUs of GB200 and GB300, four to a node.
-SHEETS: dict[str, tuple[float, ...]] = {
+SHEETS: dict[str, tuple[Any, ...]] = {
     "h100_sxm": (3.35e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),
     "h200_sxm": (4.8e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),
     "b200_sxm": (7.7e12, 2250e12, 4500e12, 9000e12, 148.0, 900e9),

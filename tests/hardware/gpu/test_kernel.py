@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, read_kernels, write_kernels
+from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, read_kernels, read_own_kernels, write_kernels
 from jaxmoe.hardware.gpu.fused import FusedGemm, fused_gemm
 from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Reach, Residual, Terms, rising_inputs
 from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
@@ -16,6 +16,7 @@ from jaxmoe.hardware.gpu.terms import (
     TILE_ROWS,
     ExpertLoads,
     Heads,
+    all_to_all,
     collective,
     decode,
     even_tile,
@@ -155,6 +156,25 @@ def test_all_of_a_message_but_a_rank_s_own_part_passes_its_link():
     assert (float(reduced), float(gathered)) == pytest.approx((12e6 / 1e11, 6e6 / 1e11))
 
 
+def test_terms_of_an_all_to_all_by_hand():
+    """100 tokens of 1,000 numbers, four choices each, on 16 GPUs, of which a token's are on 3.5."""
+
+    def terms(operation):
+        return all_to_all(f"alltoall_{operation}", "fp8", *numbers(100, 1000, 4, 3.5, 16), SHEET)
+
+    sent = 100 * 3.5 * 1000
+    there, back, counts = map(terms, ("dispatch", "combine", "prepare"))
+    assert float(there.memory[0]) == pytest.approx(sent * 15 / 16 / 1e11)
+    assert float(there.memory[1]) == pytest.approx(100 * 4.5 * 1000 / 1e12)
+    assert float(there.tiles[0]) == pytest.approx(sent / 16 / 1e11)  # to one other GPU
+    assert float(there.waves[0]) == 4  # doublings
+    assert float(back.memory[0]) == pytest.approx(2 * float(there.memory[0]))  # results are in BF16
+    assert float(back.memory[1]) == pytest.approx(100 * 5 * 2000 / 1e12)  # those of four choices become one
+    assert float(counts.memory[0]) == pytest.approx(100 * 3.5 * 32 * 15 / 16 / 1e11)
+    assert float(there.shape[0]) == 1  # beyond a node of eight
+    assert float(all_to_all("alltoall_dispatch", "fp8", *numbers(100, 1000, 4, 3.5, 8), SHEET).shape[0]) == 0
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_more_tokens_of_one_distribution_are_never_cheaper(seed):
     rng = np.random.default_rng(seed)
@@ -240,6 +260,20 @@ def test_a_file_of_kernels_reads_back(tmp_path):
     assert (low.tolist(), high.tolist()) == ([0.9, 0.95], [1.2, 1.1])
 
 
+def test_a_file_has_the_kernels_of_the_one_that_it_is_like(tmp_path):
+    terms = moe_terms(np.array([[20, 0, 1, 3]]))
+    moe, own, others = known(terms), *(replace(known(terms), kind="nccl", told={"rows": rows}) for rows in (1, 2))
+    joined = replace(SHEET, node=4, domain=72)
+    write_kernels(tmp_path / "other.json", KernelFile("h100_sxm", "a table", SHEET, (moe, others)))
+    write_kernels(tmp_path / "own.json", KernelFile("gb200", "a table", joined, (own,), "other.json"))
+    found = read_kernels(tmp_path / "own.json")
+    assert (found.system, found.sheet.node, found.sheet.domain, SHEET.domain) == ("gb200", 4, 72, 8)
+    assert [kernel.told["rows"] for kernel in found.of_kind("nccl")] == [1]
+    assert found.of_kind("moe")[0].names == moe.names
+    (alone,) = read_own_kernels(tmp_path / "own.json").kernels
+    assert alone.kind == "nccl"
+
+
 def test_a_file_that_is_none_says_so(tmp_path):
     path = tmp_path / "kernels.json"
     path.write_text('{"format": 1}')
@@ -273,3 +307,4 @@ def test_every_sheet_is_in_physical_order():
     for sheet in (Sheet.of(*values) for values in SHEETS.values()):
         assert float(sheet.bf16) < float(sheet.fp8) <= float(sheet.fp4)
         assert float(sheet.link) < float(sheet.bandwidth)
+        assert sheet.domain % sheet.node == 0
