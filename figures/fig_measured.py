@@ -21,7 +21,8 @@ MARKS = {
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Mean error of held-out rows by kind and backend, a panel for each GPU."""
+    """Mean error of held-out rows by kind and backend, a panel for each GPU with more than one."""
+    rows = [row for row in rows if len(select(rows, system=row["system"])) > 1]
     systems = distinct(rows, "system")
     figure = style.new_figure(5.0 * len(systems) + 1.5, 6.6, "Measured kernels: mean error on shapes not fitted, %")
     names = list(dict.fromkeys(f"{row['kind']} {row['backend']}".strip().replace("_", " ") for row in rows))

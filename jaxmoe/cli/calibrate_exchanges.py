@@ -47,8 +47,13 @@ def run_predict_exchanges(
     """Write the rows of a table with their predicted times, over the links of the GPU that the kernels are of."""
     table = exchange_table(path, columns, timed=False)
     sheet = kernels.sheet
-    own = {"links": Links(float(sheet.link)), "processors": int(sheet.processors), "node": sheet.node}
-    file = replace(read_exchanges(exchanges), system=kernels.system, **own)
+    file = replace(
+        read_exchanges(exchanges),
+        system=kernels.system,
+        links=Links(float(sheet.link)),
+        processors=int(sheet.processors),
+        node=sheet.node,
+    )
     found, notes = predict_exchanges(table, file)
     write_columns(out, {**table.given, **found})
     print_warnings(notes)

@@ -4,7 +4,8 @@
 
 Fits the exchanges of each system, in minutes. Writes exchanges.csv (errors, held out by processors or sizes),
 deepep_v1.csv (DeepEP's own table of H800, told by the fits of H100 and nothing but the H800's links), bandwidth.csv
-(where the bytes of a normal exchange go on 1 to 8 nodes), and exchanges of machines.
+(where the bytes of a normal exchange go on 1 to 8 nodes), exchanges of machines, and all_to_all.csv: TensorRT-LLM's
+all-to-alls between GPUs of GB200, each number of ranks held out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxmoe.experiment.measured_kernels.calibration import calibrate_tables
 from jaxmoe.experiment.measured_kernels.exchange_fit import (
     MICRO,
     ExchangeFit,
@@ -21,13 +23,16 @@ from jaxmoe.experiment.measured_kernels.exchange_fit import (
     seconds_of,
 )
 from jaxmoe.experiment.measured_kernels.exchange_tables import GPUS, SIDES, even_load
-from jaxmoe.experiment.measured_kernels.tables import read_exchange_folder
+from jaxmoe.experiment.measured_kernels.scores import scores
+from jaxmoe.experiment.measured_kernels.tables import read_exchange_folder, read_folder
 from jaxmoe.experiment.table import folder_of_tables, script_options
 from jaxmoe.files import write_table
 from jaxmoe.hardware.gpu.deepep import ExchangeKernel, Links, Load
 from jaxmoe.hardware.gpu.deepep_files import beside, write_exchanges
+from jaxmoe.hardware.gpu.sheet import sheet_of
 
 HERE = Path(__file__).resolve().parent
+SEED = 0
 SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200")
 H800 = Links(200e9)  # NVLink of 400 GB/s, data sheet: half of it each way; adapters as in H100's nodes
 HIDDEN, CHOICES, EXPERTS, PROCESSORS = 7168, 8, 256, 24
@@ -40,10 +45,10 @@ NORMAL = {"dispatch": (153, 43, 58, 51), "combine": (158, 43, 57, 50)}
 
 def by_processors(fits: Sequence[ExchangeFit]) -> Iterator[dict[str, object]]:
     """Scores of every exchange, and of each number of processors that was held out."""
-    for fit, scores in zip(fits, exchange_scores(fits), strict=True):
+    for fit, known in zip(fits, exchange_scores(fits), strict=True):
         off = 100 * np.abs(fit.held_out / fit.measured - 1)
         sms = np.unique(fit.load.processors) if fit.known.names["part"] != "avg_t" else ()
-        yield scores | {f"held_out_sms_{int(each)}": off[fit.load.processors == each].mean() for each in sms}
+        yield known | {f"held_out_sms_{int(each)}": off[fit.load.processors == each].mean() for each in sms}
 
 
 def kernel_of(fits: Sequence[ExchangeFit], side: str, part: str, nodes: int) -> ExchangeKernel:
@@ -98,6 +103,18 @@ def bandwidth(fits: Sequence[ExchangeFit]) -> Iterator[dict[str, object]]:
                 yield {"side": side, "gpu": gpu, "nodes": nodes, "us": told / MICRO, **rates}
 
 
+def all_to_alls(folder: Path) -> Iterator[dict[str, object]]:
+    """Scores of every all-to-all by its ranks, and of all together, per cent of rows that were held out."""
+    tables = [table for table in read_folder(folder) if table.kind.name == "alltoall"]
+    fits = calibrate_tables(tables, sheet_of(folder.name), SEED, lambda *_: None)
+    names = [(fit.kernel["op_name"], fit.kernel["kernel_source"], fit.kernel["moe_dtype"]) for fit in fits]
+    for name, some in [*((name, [fit]) for name, fit in zip(names, fits, strict=True)), (("all", "", ""), fits)]:
+        for ranks in np.unique(fits[0].rows["moe_ep_size"]):
+            scored = scores(some, [fit.rows["moe_ep_size"] == ranks for fit in some])
+            told = {key: scored[key] for key in ("held_out", "error_all", "median", "base", "roofline")}
+            yield dict(zip(("operation", "kernel", "precision"), name, strict=True)) | {"ranks": int(ranks)} | told
+
+
 def main() -> None:
     parser = script_options(__doc__, writes=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of systems, as aiconfigurator lays them out")
@@ -109,15 +126,17 @@ def main() -> None:
     out = folder_of_tables(HERE, options)
     kernels = options.kernels or out / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
-    scores: list[dict[str, object]] = []
+    told: list[dict[str, object]] = []
     for system in options.systems:
         fits = fit_exchanges(read_exchange_folder(options.data / system), system)
         write_exchanges(beside(kernels / f"{system}.json"), exchange_file(system, fits))
-        scores += [{"system": system, **row} for row in by_processors(fits)]
+        told += [{"system": system, **row} for row in by_processors(fits)]
         if system == "h100_sxm":
             write_table(out / "deepep_v1.csv", list(first_version(fits)), digits=3)
             write_table(out / "bandwidth.csv", list(bandwidth(fits)), digits=3)
-    write_table(out / "exchanges.csv", scores, digits=3)
+        if system == "gb200":
+            write_table(out / "all_to_all.csv", list(all_to_alls(options.data / system)), digits=3)
+    write_table(out / "exchanges.csv", told, digits=3)
 
 
 if __name__ == "__main__":

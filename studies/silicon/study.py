@@ -10,8 +10,9 @@
 are judged, in five folds. `fit` prints the constants that jaxmoe ships, fitted to all rows. `predict` writes times of
 all rows of a file of the same columns with these, and tells their errors where it has measured ones. `others` writes
 others.csv: dense models, and prompts that are read on GPUs of their own, by the shipped constants, which know none of
-them. `h800` writes h800.csv, h800_ratios.csv and h800_waterfall.csv: published runs of DeepSeek-V3 on many H800 and
-H100. Each takes about a minute on two cores, nearly all of it compiling. See README.md.
+them, also by how decoding is laid over GPUs. `h800` writes h800.csv, h800_ratios.csv and h800_waterfall.csv: published
+runs of DeepSeek-V3 on many H800 and H100. Each takes about a minute on two cores, nearly all of it compiling. See
+README.md.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import h800
 import numpy as np
-from apart import has_workers, told_apart
+from apart import has_workers, told_apart, workers_of
 from fitting import fit_overheads
 from peer import told_by_peer
 from rows import DENSE, MODELS, Measured, read_rows
@@ -104,6 +105,12 @@ def with_backend(row: Measured) -> tuple[str, ...]:
     return (*row.pair, row.columns["backend"])
 
 
+def layout_of_decoding(row: Measured) -> tuple[str, ...]:
+    """How attention is laid over the GPUs of a worker that decodes, with system and backend."""
+    layout = workers_of(row, "decode").deployment
+    return f"tensor {layout.tensor:02}, data {layout.data:02}, {layout.experts}", row.pair[1], row.columns["backend"]
+
+
 def tables(times: Sequence[RowTimes], roofline: Sequence[RowTimes], out: Path) -> None:
     """Write pairs.csv, summary.csv and worst.csv."""
     none = {backend: Overheads() for backend in OVERHEADS}
@@ -181,14 +188,19 @@ def others(data: Path, out: Path) -> None:
     dense = row_times(read_rows(data, models=DENSE))
     apart = [row for row in read_rows(data, "disagg", {*MODELS, *DENSE}) if has_workers(row)]
     none = {backend: Overheads() for backend in OVERHEADS}
+    of_dense = [told_by(dense, each) for each in (OVERHEADS, none)]
+    of_apart = [told_apart(apart, each) for each in (OVERHEADS, none)]
     tables_ = {
-        "dense": ([each.row for each in dense], told_by(dense, OVERHEADS), told_by(dense, none)),
-        "prompts read apart": (apart, told_apart(apart, OVERHEADS), told_apart(apart, none)),
+        "dense": ([each.row for each in dense], of_dense, with_backend),
+        "prompts read apart": (apart, of_apart, with_backend),
+        "prompts read apart, by GPUs that decode": (apart, of_apart, layout_of_decoding),
     }
-    for kind, (rows, *told) in tables_.items():
-        of_pair = [grouped(rows, errors(rows, each), with_backend) for each in told]
-        whole = {("all", "", ""): errors(rows, told[0])} | of_pair[0]
-        alone = {("all", "", ""): errors(rows, told[1])} | of_pair[1]
+    for kind, (rows, told, key) in tables_.items():
+        every = ["all"] * (key is with_backend)
+        whole, alone = (
+            {(name, "", ""): errors(rows, each) for name in every} | grouped(rows, errors(rows, each), key)
+            for each in told
+        )
         found += [
             {"kind": kind, **dict(zip(("model", "system", "backend"), name, strict=True)), "rows": len(error)}
             | _of_pair("", error)

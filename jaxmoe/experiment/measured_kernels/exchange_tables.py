@@ -91,7 +91,7 @@ def load_of(table: ExchangeTable, side: str, processors: int, gpus: int = GPUS) 
     """Loads of the rows of a table, [row]; `processors` are those of the GPU, `gpus` those of a node."""
     given = table.columns[f"{side}_sms"] if table.mode == "normal" else np.full(len(table.version), float(processors))
     rows = zip(*(table.columns[name].astype(int).tolist() for name in LOADED), given.tolist(), strict=True)
-    loads = [even_load(side, *row, gpus) for row in rows]
+    loads = [even_load(side, *row, gpus=gpus) for row in rows]
     return Load(*(np.asarray(part, np.float32) for part in zip(*loads, strict=True)))
 
 

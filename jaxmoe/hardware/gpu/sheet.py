@@ -60,11 +60,11 @@ class Sheet(eqx.Module):
         domain: int = 8,
     ) -> "Sheet":
         numbers = (jnp.asarray(value, jnp.float32) for value in (bandwidth, bf16, fp8, fp4, processors, link))
-        return cls(*numbers, node, domain)
+        return cls(*numbers, node=node, domain=domain)
 
 
 # Dense rates and bandwidths of NVIDIA's data sheets, a GPU; links one way. Bandwidth and rates of the RTX PRO 6000 are
-# those at the clock that was measured. Hopper has no FP4 units. NVLink joins 72 GPUs of GB200 and GB300, four to a node.
+# those at the clock that was measured. Hopper has no FP4 units. GB200 and GB300: 72 GPUs in a domain, four to a node.
 SHEETS: dict[str, tuple[Any, ...]] = {
     "h100_sxm": (3.35e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),
     "h200_sxm": (4.8e12, 989e12, 1979e12, 1979e12, 132.0, 450e9),

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.hardware.gpu.files import KernelFile, KernelFileError, KnownKernel, read_kernels, read_own_kernels, write_kernels
+from jaxmoe.hardware.gpu.files import (
+    KernelFile,
+    KernelFileError,
+    KnownKernel,
+    read_kernels,
+    read_own_kernels,
+    write_kernels,
+)
 from jaxmoe.hardware.gpu.fused import FusedGemm, fused_gemm
 from jaxmoe.hardware.gpu.kernel import KEPT, Base, FittedKernel, Reach, Residual, Terms, rising_inputs
 from jaxmoe.hardware.gpu.sheet import SHEETS, Sheet
