@@ -154,3 +154,25 @@ def test_what_it_says_of_published_runs():
     assert all(f"{float(number):,.0f}" in text for number in told)
     ratios = [float(cell) for cell in re.findall(r"(?<=\| )\d\.\d{3}(?= \|)", text)]
     assert all(min(abs(float(row["told"]) - each) for each in ratios) < 6e-4 for row in table("h800_ratios.csv"))
+
+
+def test_what_engines_take_where_links_join_several_nodes(modules):
+    import apart
+
+    from jaxmoe.hardware.gpu.sheet import sheet_of
+    from jaxmoe.serving.deployment import Deployment
+
+    model, joined, node = modules[2].model_of("deepseek-ai/DeepSeek-V3"), sheet_of("gb200"), sheet_of("b200_sxm")
+
+    def taken(backend, data, ranks, kind="decode", sheet=joined):
+        found = apart.as_engines_do(model, kind, Deployment(backend, data=data, expert_ranks=ranks), sheet)
+        return found.expert_ranks, found.exchange
+
+    assert taken("sglang", 32, 32) == (32, "deepep_low_latency")
+    assert taken("sglang", 32, 32, "prefill") == (32, "deepep_normal")
+    assert taken("sglang", 32, 1) == (32, "deepep_low_latency")  # 2,048 columns over 32 GPUs would be 64
+    assert taken("sglang", 8, 1) == (1, "collectives")
+    assert taken("trtllm", 16, 16) == (16, "all_to_all")
+    assert taken("trtllm", 8, 8) == (8, "collectives")  # no more ranks than choices of a token
+    assert taken("sglang", 8, 8, sheet=node) == (8, "collectives")
+    assert {model.expert_size, model.top_k} == {2048, 8}

@@ -5,6 +5,7 @@ DeepEP's own tests draw a token's choices evenly, among the experts of four node
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def load_of(table: ExchangeTable, side: str, processors: int, gpus: int = GPUS) 
     """Loads of the rows of a table, [row]; `processors` are those of the GPU, `gpus` those of a node."""
     given = table.columns[f"{side}_sms"] if table.mode == "normal" else np.full(len(table.version), float(processors))
     rows = zip(*(table.columns[name].astype(int).tolist() for name in LOADED), given.tolist(), strict=True)
-    loads = [even_load(side, *row, gpus=gpus) for row in rows]
+    loads = [partial(even_load, side, gpus=gpus)(*row) for row in rows]
     return Load(*(np.asarray(part, np.float32) for part in zip(*loads, strict=True)))
 
 

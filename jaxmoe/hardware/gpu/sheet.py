@@ -1,6 +1,7 @@
 """The data sheet of a GPU: peak rates, bandwidths, processors."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -59,8 +60,9 @@ class Sheet(eqx.Module):
         node: int = 8,
         domain: int = 8,
     ) -> "Sheet":
-        numbers = (jnp.asarray(value, jnp.float32) for value in (bandwidth, bf16, fp8, fp4, processors, link))
-        return cls(*numbers, node=node, domain=domain)
+        number = partial(jnp.asarray, dtype=jnp.float32)
+        rates = number(bf16), number(fp8), number(fp4)
+        return cls(number(bandwidth), *rates, number(processors), number(link), node, domain)
 
 
 # Dense rates and bandwidths of NVIDIA's data sheets, a GPU; links one way. Bandwidth and rates of the RTX PRO 6000 are
