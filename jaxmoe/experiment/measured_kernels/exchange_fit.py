@@ -7,6 +7,7 @@ turn.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +52,7 @@ STARTS: dict[str, dict[str, float]] = {
         "crowd": MICRO,
         "away": 10 * MICRO,
         "hop": 3 * MICRO,
-        "first": 0.1 * NANO,
+        "first": 0.02 * NANO,
         "token": MICRO,
         "token_byte": 0.1 * NANO,
         "overlap": 2.0,
@@ -127,12 +128,13 @@ def _folds(table: ExchangeTable, rows: Int[np.ndarray, " row"], side: str) -> np
 def fit_exchanges(tables: Sequence[ExchangeTable], system: str) -> list[ExchangeFit]:
     """Every exchange of these tables, those within a node first: what more nodes do not tell starts from there.
 
-    A link within a node is the same one with more nodes, where its rate is no limit. Raises `OptionError` for times in
-    another unit, or of one size alone.
+    A link within a node is the same one with more nodes, where its rate is no limit, and the same one both ways: a
+    combine tells its rate, as its vectors are twice as long. Raises `OptionError` for times in another unit, or of one
+    size alone.
     """
     sheet, links = sheet_of(system), links_of(system)
     found: list[ExchangeFit] = []
-    for table, names, rows in sorted(exchanges_of(tables), key=lambda group: (group[1]["across"], -len(group[2]))):
+    for table, names, rows in sorted(exchanges_of(tables), key=_combines_of_a_node_first):
         column = table.column(names["side"], names["part"])
         rows = rows[table.columns[column][rows] > 0]
         load = Load(*(part[rows] for part in load_of(table, names["side"], int(sheet.processors), sheet.node)))
@@ -140,7 +142,9 @@ def fit_exchanges(tables: Sequence[ExchangeTable], system: str) -> list[Exchange
         if names["part"] != "notify":
             _check_unit(table, column, load, links, measured)
         start = _start(names, found)
-        kept = ("link",) if (names["part"], names["across"]) == ("transmit", "nodes") else ()
+        kept = (
+            ("link",) if names["part"] == "transmit" and "combine node" != f"{names['side']} {names['across']}" else ()
+        )
         told = np.full(len(measured), np.nan)
         folds = _folds(table, rows, names["side"])
         if not folds.any():
@@ -158,10 +162,25 @@ def fit_exchanges(tables: Sequence[ExchangeTable], system: str) -> list[Exchange
     return found
 
 
+def _combines_of_a_node_first(group: tuple[ExchangeTable, Mapping[str, str], np.ndarray]) -> tuple[str, int, str]:
+    _, names, rows = group
+    return names["across"], -len(rows), names["side"]
+
+
 def _start(names: Mapping[str, str], found: Sequence[ExchangeFit]) -> ExchangeKernel:
+    """What was fitted to the most rows of the same side, else usual numbers, with the other side's link."""
     near = [fit.known for fit in found if all(fit.known.names[key] == names[key] for key in ("side", "part"))]
     if near:
         return max(near, key=lambda known: known.told["rows"]).kernel
+    start = _usual(names)
+    other = [fit.known for fit in found if fit.known.names["part"] == names["part"] == "transmit"]
+    if other:
+        link = max(other, key=lambda known: known.told["rows"]).kernel.link
+        start = eqx.tree_at(lambda kernel: kernel.link, start, link)
+    return start
+
+
+def _usual(names: Mapping[str, str]) -> ExchangeKernel:
     form, numbers = FORMS[names["part"]], STARTS[names["part"]]
     first = {name: np.log(value) for name, value in numbers.items()}
     first |= {name: np.log(part / (1 - part)) for name, part in RATES.items() if name in form.__dataclass_fields__}

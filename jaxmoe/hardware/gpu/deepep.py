@@ -116,7 +116,7 @@ class LowLatencyKernel(eqx.Module):
     """Seconds of a low-latency dispatch or combine.
 
     `launch`, with `expert` for each expert and `crowd` where experts share a processor; with several nodes `away` more,
-    and `hop` for each doubling of them; `first` for each byte of a vector's first pass. Each of a processor's tokens
+    and `hop` for each doubling of them; `first` for each byte of the vectors of the first token's choices. Each of a processor's tokens
     takes `token`, and `token_byte` for the bytes of its choices. `link`, `network` and `overlap` are as in the normal
     kernels. `wait` and `wait_away` tell how far the start and the stream overlap, within a node and across nodes.
     """
@@ -146,7 +146,8 @@ class LowLatencyKernel(eqx.Module):
             sent / load.nodes * (1 - 1 / load.gpus) / (jax.nn.sigmoid(self.link) * links.link),
             sent * (1 - 1 / load.nodes) / (jax.nn.sigmoid(self.network) * links.network),
         )
-        start = jnp.exp(self.launch) + jnp.exp(self.expert) * load.experts + jnp.exp(self.first) * load.vector
+        vectors = load.choices * load.vector
+        start = jnp.exp(self.launch) + jnp.exp(self.expert) * load.experts + jnp.exp(self.first) * vectors
         start += jnp.where(shared > 1, jnp.exp(self.crowd), 0.0)
         start += several * (jnp.exp(self.away) + jnp.exp(self.hop) * jnp.log2(load.nodes))
         return _longer(1 + jnp.exp(jnp.where(several > 0, self.wait_away, self.wait)), start, stream)
