@@ -64,6 +64,18 @@ def test_processors_that_were_left_out_are_told():
         predict_exchanges(exchange_table(HERE, alone), exchange_file("h100_sxm", fits))
 
 
+def test_a_link_is_the_same_both_ways():
+    """Within a node a combine is bound by links at half of their rate; a dispatch, by its processors, tells nothing."""
+    columns = normal() | {"node_num": np.ones(18)}
+    reached = even_load("combine", 1, 7168, 8, 256, 1, 8).gpu_copies
+    columns["combine_transmit_us"] = 30 + columns["num_token"] * reached * 7 / 8 * 2 * 7168 / 225e9 * 1e6
+    columns["dispatch_transmit_us"] = 30 + columns["num_token"] * 30 / columns["dispatch_sms"]
+    combine, dispatch = exchange_scores(fit_exchanges([exchange_table(HERE, columns)], "h100_sxm"))
+    assert (combine["side"], dispatch["side"]) == ("combine", "dispatch")
+    assert combine["link_of_rate"] == pytest.approx(50, abs=5)
+    assert dispatch["link_of_rate"] == pytest.approx(combine["link_of_rate"], abs=2)
+
+
 def test_choices_stay_on_four_nodes():
     load = even_load("combine", 4096, 7168, 8, 256, 8, 24)
     assert (load.vector, load.nodes) == (14336, 8)
@@ -98,7 +110,7 @@ def test_another_unit_is_noticed(factor):
     columns = low_latency()
     columns |= {name: columns[name] * factor for name in ("dispatch_avg_t_us", "combine_avg_t_us")}
     with pytest.raises(
-        OptionError, match="times as long in dispatch_avg_t_us as their bytes on the data sheet's links"
+        OptionError, match="times as long in combine_avg_t_us as their bytes on the data sheet's links"
     ):
         fit_exchanges([exchange_table(HERE, columns)], "h100_sxm")
 
