@@ -121,7 +121,7 @@ class RoutedExchange(StepExchange):
 
 
 @dataclass(frozen=True, eq=False)
-class AllToAll(RoutedExchange):
+class DomainAllToAll(RoutedExchange):
     """TensorRT-LLM's all-to-all between GPUs that one domain of links joins."""
 
     def there(self, tokens: Numbers) -> Launch | None:
@@ -205,7 +205,7 @@ def exchange_of(
     if deployment.exchange == "collectives":
         return Collectives(model, deployment, kernels)
     if deployment.exchange == "all_to_all":
-        return AllToAll(model, deployment, kernels, gating)
+        return DomainAllToAll(model, deployment, kernels, gating)
     if file is None:
         raise KernelFileError(
             f"{kernels.file.system}: has no exchanges of DeepEP; take deployment.exchange collectives"

@@ -142,9 +142,8 @@ def fit_exchanges(tables: Sequence[ExchangeTable], system: str) -> list[Exchange
         if names["part"] != "notify":
             _check_unit(table, column, load, links, measured)
         start = _start(names, found)
-        kept = (
-            ("link",) if names["part"] == "transmit" and "combine node" != f"{names['side']} {names['across']}" else ()
-        )
+        tells = (names["side"], names["across"]) == ("combine", "node")
+        kept = ("link",) if names["part"] == "transmit" and not tells else ()
         told = np.full(len(measured), np.nan)
         folds = _folds(table, rows, names["side"])
         if not folds.any():
@@ -168,7 +167,7 @@ def _combines_of_a_node_first(group: tuple[ExchangeTable, Mapping[str, str], np.
 
 
 def _start(names: Mapping[str, str], found: Sequence[ExchangeFit]) -> ExchangeKernel:
-    """What was fitted to the most rows of the same side, else usual numbers, with the other side's link."""
+    """The kernel of the same side with the most rows, else usual numbers with the link of the other side."""
     near = [fit.known for fit in found if all(fit.known.names[key] == names[key] for key in ("side", "part"))]
     if near:
         return max(near, key=lambda known: known.told["rows"]).kernel

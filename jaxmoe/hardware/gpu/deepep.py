@@ -116,9 +116,9 @@ class LowLatencyKernel(eqx.Module):
     """Seconds of a low-latency dispatch or combine.
 
     `launch`, with `expert` for each expert and `crowd` where experts share a processor; with several nodes `away` more,
-    and `hop` for each doubling of them; `first` for each byte of the vectors of the first token's choices. Each of a processor's tokens
-    takes `token`, and `token_byte` for the bytes of its choices. `link`, `network` and `overlap` are as in the normal
-    kernels. `wait` and `wait_away` tell how far the start and the stream overlap, within a node and across nodes.
+    and `hop` for each doubling of them; `first` for each byte of the first token's choices. Each of a processor's
+    tokens takes `token`, and `token_byte` for the bytes of its choices. `link`, `network` and `overlap` are as in the
+    normal kernels. `wait` and `wait_away` tell how far start and stream overlap, within a node and across nodes.
     """
 
     launch: Number
