@@ -168,6 +168,43 @@ def _mean_gain(rows: list[dict[str, str]], way: tuple[str, str], policy: str) ->
     return float((base / other).mean())
 
 
+PARTS = {  # of a decode step, and their colours: what the paper counts as MoE's data movement first
+    "all_to_all": 1,
+    "experts": 0,
+    "shared_experts": 5,
+    "attention": 2,
+    "sums": 4,
+    "rest": 7,
+}
+
+
+def draw_breakdown(path: Path) -> None:
+    """Fig. 2: parts of a decode step of whole models in serving configurations."""
+    rows = read_table(TABLES / "breakdown.csv")
+    figure = style.new_figure(10, 9, "Where a decode step's time goes, by measured kernels (as Fig. 2)")
+    axes = figure.subplots()
+    names = [
+        f"{row['model']}, {row['gpus']} {row['machine'].split('_')[0].upper()}, {row['layout']}, "
+        f"{float(row['sequences']):g} x {int(row['context']):,}"
+        for row in rows
+    ]
+    left = np.zeros(len(rows))
+    for part, colour in PARTS.items():
+        values = column(rows, f"{part}_percent")
+        axes.barh(names, values, left=left, color=style.PALETTE[colour], label=part.replace("_", " "))
+        left += values
+    moved = column(rows, "all_to_all_percent") + column(rows, "weights_percent")
+    axes.plot(moved, names, "|", color="black", markersize=9, label="all to all, and weights at the full rate of HBM")
+    large = [at for at, row in enumerate(rows) if row["model"] == "deepseek-v3"]
+    ends = (large[0] - 0.5, large[-1] + 0.5)
+    axes.vlines((60, 90), *ends, color="black", linestyle="--", label="paper: 60 to 90 % are the first two")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(axis="y", labelsize=7.5)
+    style.dress(axes, "part of the step [%]; sequences on a GPU x tokens of context", "", grid="x")
+    _legend(figure, [axes])
+    style.save(figure, path)
+
+
 def draw_bounds(path: Path) -> None:
     """Line 5: how far Algorithm 1 and the gradient are from the bound."""
     rows = read_table(TABLES / "bounds.csv")
@@ -236,6 +273,7 @@ def main() -> None:
     draw_bounds(out / "wafer_gpu_bounds.png")
     draw_loads(out / "wafer_gpu_loads.png")
     draw_timeline(out / "wafer_gpu_timeline.png")
+    draw_breakdown(out / "wafer_gpu_breakdown.png")
     draw_readings(out / "wafer_gpu_readings.png")
 
 

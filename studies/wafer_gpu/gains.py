@@ -51,6 +51,32 @@ def saved(rows: Rows, policy: str, base: str) -> float:
     return other / own if own else float("inf")
 
 
+def overheads(rows: Rows) -> dict[tuple[str, str], float]:
+    """The host's mean overhead by model and machine, had its fixed cost been fitted on these rows alone."""
+    cases = {case: select(rows, model=case[0], machine=case[1]) for case in dict.fromkeys(map(_where, rows))}
+    found = {case: average(own, "overhead_percent") for case, own in cases.items()}
+    (fitted,) = dict.fromkeys(_where(row) for row in select(rows, fitted="True"))
+    return {case: middle(cases[fitted]) / found[fitted] * own for case, own in found.items()}
+
+
+def _where(row: dict[str, str]) -> tuple[str, str]:
+    return row["model"], row["machine"]
+
+
+def middle(rows: Rows) -> float:
+    """The middle of the published range of a case of the host."""
+    return (float(rows[0]["published_least"]) + float(rows[0]["published_most"])) / 2
+
+
+def bound_by_compute(rows: Rows) -> Rows:
+    """Those of batches at which compute is the busiest resource of `allo+pred` in every case of the host."""
+    cases = {_where(row) for row in rows}
+    own = [row for row in select(read("throughput"), policy="allo+pred") if _where(row) in cases]
+    keys = ("link_us", "hbm_us", "compute_us")
+    others = {row["batch"] for row in own if max(keys, key=lambda key, row=row: float(row[key])) != "compute_us"}
+    return [row for row in rows if row["batch"] not in others]
+
+
 def against_the_paper() -> None:
     """Line 1: means over all batches, or the large ones, under base by blocks and base over three dies."""
     for base, pred in (("base", "pred"), ("base, 3 dies", "pred, 3 dies")):

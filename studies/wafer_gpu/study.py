@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import claims
 import equinox as eqx
 import insights
 import jax
@@ -271,6 +270,7 @@ def host(model: str) -> Iterator[Row]:
                 "overhead_percent": 100 * seconds / float(row["layer_us"]),
                 "published_least": least,
                 "published_most": most,
+                "fitted": where == FITTED,
             }
 
 
@@ -306,7 +306,6 @@ def tables(traces: Path) -> Iterator[Table]:
     yield Table("readings", partial(precise, turns.readings), turns.CASES, by_case, digits=6)
     for name, rows in BY_MODEL.items():
         yield Table(name, partial(precise, rows), models, ("model",), digits=6)
-    yield Table("claims", claims.rows, digits=4)
     for name, rows in (ALONE | {"recorded": partial(recorded, traces)}).items():
         yield Table(name, partial(precise, rows), digits=6)
 

@@ -1,6 +1,6 @@
 """The figures of README.md, from the tables: python studies/wafer_gpu/summary.py"""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from statistics import mean
 
 from gains import (
@@ -11,11 +11,14 @@ from gains import (
     against_the_paper,
     average,
     both_over_allo,
+    bound_by_compute,
     by_batch,
     by_model,
     gains,
     later,
+    middle,
     most_of_copies,
+    overheads,
     read,
     saved,
     select,
@@ -146,17 +149,34 @@ def host() -> None:
         print(f"  {model} on {machine}: {min(own):.1f} to {max(own):.1f} %, mean {mean(own):.1f}; published", end=" ")
         print(f"{told['published_least']} to {told['published_most']}")
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        print(f"  fitted at {batch} requests alone:", ", ".join(_host_at(select(rows, batch=batch))))
+        _told_of_host(f"at {batch} requests alone", select(rows, batch=batch))
+    binds = bound_by_compute(rows)
+    _told_of_host(f"where compute binds, at {', '.join(dict.fromkeys(row['batch'] for row in binds))}", binds)
 
 
-def _host_at(rows: Rows) -> Iterable[str]:
-    """Overheads had the fixed cost been fitted at the batch of these rows, beside the middle of what is published."""
-    middle = [(float(row["published_least"]) + float(row["published_most"])) / 2 for row in rows]
-    (fitted,) = (at for at, row in enumerate(rows) if (row["model"], row["machine"]) == ("DeepSeek-V3", "dojo_5x5"))
-    scale = middle[fitted] / float(rows[fitted]["overhead_percent"])
-    for row, published in zip(rows, middle, strict=True):
-        own = scale * float(row["overhead_percent"])
-        yield f"{row['model']} on {row['machine']} {own:.1f} % ({100 * (own / published - 1):+.0f} %)"
+def _told_of_host(where: str, rows: Rows) -> None:
+    """Overheads had the fixed cost been fitted on these rows, beside the middle of what is published."""
+    told = []
+    for (model, machine), own in overheads(rows).items():
+        off = own / middle(select(rows, model=model, machine=machine)) - 1
+        told.append(f"{model} on {machine} {own:.1f} % ({100 * off:+.0f} %)")
+    print(f"  fitted {where}:", ", ".join(told))
+
+
+def breakdown() -> None:
+    """Fig. 2: what MoE moves, of the time of a decode step, where experts count as their weights."""
+    rows = read("breakdown")
+    for model in dict.fromkeys(row["model"] for row in rows):
+        print(f"  {model}:")
+        for row in select(rows, model=model):
+            moved, experts, weights = (float(row[f"{name}_percent"]) for name in ("all_to_all", "experts", "weights"))
+            print(
+                f"    {row['gpus']} {row['machine']}, {row['layout']}, {row['sequences']} of {row['context']}:", end=" "
+            )
+            print(
+                f"{moved:.0f} % all-to-all, {experts:.0f} % experts ({weights:.0f} % at the full rate of HBM)", end=", "
+            )
+            print(f"together {moved + experts:.0f} %, attention {float(row['attention_percent']):.0f} %")
 
 
 def recorded() -> None:
@@ -222,6 +242,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "Doubled bandwidth": doubled,
     "Insights 4 to 6": insights,
     "Host": host,
+    "Breakdown": breakdown,
     "LLC": llc,
     "H100": h100,
     "Seeds": seeds,

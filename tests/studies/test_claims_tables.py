@@ -27,7 +27,7 @@ def claims(request):
             sys.modules["claims"] = kept
 
 
-@pytest.mark.parametrize("claims", ["camoe", "expert_streaming", "hd_moe"], indirect=True)
+@pytest.mark.parametrize("claims", ["camoe", "expert_streaming", "hd_moe", "wafer_gpu"], indirect=True)
 def test_verdicts_are_those_of_the_tables(claims):
     module, table = claims
     made = [
