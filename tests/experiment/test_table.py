@@ -195,9 +195,18 @@ def test_what_made_a_table_lies_beside_it_and_tells_that_it_is_stale(study):
     assert kept["seed"] == {"SEED": "7"}
     assert {"own_rows.py", "jaxmoe/experiment/table.py"} <= kept["code"].keys()
     assert table_age.stale(folder) == {}
-    with (folder / "own_rows.py").open("a") as file:
-        file.write("# changed\n")
+    own = folder / "own_rows.py"
+    own.write_text(f'"""Other words."""\n{own.read_text()}\n# changed\n')
+    assert table_age.stale(folder) == {}
+    own.write_text(f"{own.read_text()}CHANGED = 1\n")
     assert table_age.stale(folder) == {"doubled": ["own_rows.py"]}
+
+
+def test_a_table_that_nothing_is_noted_of_is_told(study):
+    folder, table = study
+    made(folder, [table])
+    (folder / "older.csv").write_text("a\n1\n")
+    assert table_age.unnoted(folder) == ["older"]
 
 
 def test_a_table_is_stale_until_all_its_cases_are_made_anew(study):
