@@ -2,8 +2,8 @@
 
 Source: expert_streaming_fse_dp section IV. Every group of experts asks for seconds of each DDR channel, of each die's
 array, and of each sender, receiver and link between dies. All work on different groups at once, each in the order of
-loading. A group is loaded when the channel has loaded the ones before, and when buffers have room: when as many
-micro-slices before it have left as the buffers are short of. A closed form stands for the micro-slices of a group: the
+loading. A channel loads a group when it has loaded the ones before, and when the buffers of its dies have room: when as
+many of its own micro-slices have left as these are short of. A closed form stands for the micro-slices of a group: the
 slowest resource, plus filling (the first micro-slice has to be there) and draining (the last one goes round).
 """
 
@@ -52,6 +52,7 @@ class SliceDemand(NamedTuple):
 
     slices: Float[Array, " group"]  # micro-slices in all
     load: Float[Array, "group channel"]  # s
+    into: Float[Array, "group channel"]  # micro-slices that channels load into their dies, or these have from the start
     compute: Float[Array, "group die"]  # s
     move: Float[Array, "group resource"]  # s of senders, receivers and links
     stops: Float[Array, " group"]  # dies that a micro-slice passes, at most
@@ -86,6 +87,7 @@ def grouped(asked: SliceDemand, members: Float[Array, "group expert"]) -> SliceD
     return SliceDemand(
         slices=members @ asked.slices,
         load=members @ asked.load,
+        into=members @ asked.into,
         compute=members @ asked.compute,
         move=members @ asked.move,
         stops=weight @ asked.stops,
@@ -99,15 +101,15 @@ def grouped(asked: SliceDemand, members: Float[Array, "group expert"]) -> SliceD
 
 
 class _State(NamedTuple):
-    """When each resource is free; micro-slices loaded so far, and when those before had left, by part."""
+    """When each resource is free; micro-slices of each channel so far, and when those before had left, by part."""
 
     load: Float[Array, " channel"]
     compute: Float[Array, " die"]
     move: Float[Array, " resource"]
     done: Float[Array, ""]
-    loaded: Float[Array, ""]
-    counts: Float[Array, " part"]
-    left: Float[Array, " part"]
+    loaded: Float[Array, " channel"]
+    counts: Float[Array, "part channel"]
+    left: Float[Array, "part channel"]
     remaining: Bool[Array, " group"]
     chosen: Int[Array, ""]  # the group whose parts are loaded
     present: Bool[Array, ""]  # whether that one has tokens, and was not loaded before
@@ -120,15 +122,15 @@ def stream_seconds(
     """Time of groups in their order, or matched to idle dies, s. `vmap` adds machines and batches."""
     asked, sending = _hindered(machine, costs, asked, rules)
     parts = rules.parts
-    groups, dies = asked.compute.shape
+    (groups, dies), channels = asked.compute.shape, asked.load.shape[1]
     state = _State(
         load=machine.memory[-1].latency,
         compute=jnp.zeros(dies),
         move=jnp.zeros(asked.move.shape[1]),
         done=jnp.zeros(()),
-        loaded=jnp.zeros(()),
-        counts=jnp.full(groups * parts + 1, jnp.inf).at[0].set(0),
-        left=jnp.zeros(groups * parts + 1),
+        loaded=jnp.zeros(channels),
+        counts=jnp.full((groups * parts + 1, channels), jnp.inf).at[0].set(0),
+        left=jnp.zeros((groups * parts + 1, channels)),
         remaining=asked.slices > 0,
         chosen=jnp.zeros((), int),
         present=jnp.zeros((), bool),
@@ -174,9 +176,10 @@ def _idle_first(state: _State, asked: SliceDemand) -> Int[Array, ""]:
     return jnp.argmax(jnp.where(suits.any(), suits, state.remaining))
 
 
-def _left(state: _State, count: Float[Array, ""]) -> Float[Array, ""]:
-    """When so many micro-slices had left, as far as that is known."""
-    return jnp.where(count > 0, jnp.interp(count, state.counts, state.left), 0)
+def _left(state: _State, count: Float[Array, " channel"]) -> Float[Array, " channel"]:
+    """When so many micro-slices of each channel had left, as far as that is known."""
+    known = jax.vmap(jnp.interp, (0, 1, 1))(count, state.counts, state.left)
+    return jnp.where(count > 0, known, 0)
 
 
 def _part(
@@ -190,29 +193,34 @@ def _part(
 ) -> _State:
     """One of the equal parts of a group."""
     parts = rules.parts
-    slices = group.slices / parts
+    slices = group.into / parts
     # Slots that loads may fill: those that the rest of the trajectory needs stay free.
-    room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
+    dies = costs.dies / group.load.shape[0]  # of a channel
+    room = dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
     takes = group.load > 0
     begin = jnp.maximum(state.load, state.before if rules.in_turn else _left(state, state.loaded - room))
     # A micro-slice keeps its slot while it is loaded and goes round, so buffers limit how many come (Little's law).
-    pace = slices * group.hold / (costs.dies * costs.slots)
+    pace = slices * group.hold / (dies * costs.slots)
     load = jnp.maximum(begin + jnp.maximum(group.load / parts, pace), _left(state, loaded - room) + group.first)
     load = jnp.where(takes, load, state.load)
     there = jnp.where(group.held > 0, 0.0, jnp.where(takes, begin, jnp.inf).min() + group.first)
-    end = most(jnp.where(takes, load, 0))
+    end = jnp.where(takes, load, 0)
     move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / sending, state.move)
     compute = jnp.where(group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts, state.compute)
-    # The last loaded has to go round; when all moves are done it is where it ends, and is computed there.
+    # The last that a channel loads has to go round; when all moves are done it is where it ends, and is computed there.
     arrived = jnp.maximum(end + group.round, most(jnp.where(group.move > 0, move, 0)))
-    left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.one), 0))
+
+    def computed(there: Float[Array, ""]) -> Float[Array, ""]:
+        return most(jnp.where(group.covers > 0, jnp.maximum(compute, there + group.one), 0))
+
+    left = jax.vmap(computed)(arrived)  # of each channel's
     return state._replace(
         load=load,
         compute=compute,
         move=move,
-        done=jnp.maximum(state.done, left),
+        done=jnp.maximum(state.done, most(left)),
         loaded=loaded,
         counts=state.counts.at[place].set(loaded),
-        left=state.left.at[place].set(left),
+        left=state.left.at[place].set(jnp.where(slices > 0, left, state.left[place - 1])),
     )
