@@ -1,6 +1,7 @@
 """What the tables of the other scripts come to, as ratios: `python studies/expert_streaming/ratios.py`."""
 
 from pathlib import Path
+from statistics import mean
 
 from jaxmoe.experiment.table import script_options
 from jaxmoe.files import read_table
@@ -98,6 +99,17 @@ def readings() -> None:
         )
 
 
+def agreement() -> None:
+    """How far the model of A3 is off the simulator on 2x2, where all dies load and where dies with tokens do."""
+    for name, strategy in (("agreement", "fse_paired"), ("own_dies", "A3 by dies with tokens")):
+        told: dict[str, list[float]] = {}
+        for row in rows_of(name):
+            if row["strategy"] == strategy and row["shape"] == "2x2":
+                off = 100 * abs(float(row["model_s"]) / float(row["simulated_s"]) - 1)
+                told.setdefault(f"{row['tokens']} tokens", []).append(off)
+        print(f"{name}, {strategy}:", ", ".join(f"{case} {mean(off):.2f} %" for case, off in told.items()))
+
+
 if __name__ == "__main__":
     script_options(__doc__).parse_args()
     layers = rows_of("layer")
@@ -108,3 +120,4 @@ if __name__ == "__main__":
     end_to_end()
     arrays()
     readings()
+    agreement()
