@@ -1,8 +1,8 @@
 """What made the tables of a folder, kept beside them in `made.json`: the command, the seed, and the code by digests.
 
 A record of a table has the digest of every source file of the package and of the study that was loaded when its rows
-were made, but for comments and docstrings. So a table is stale where code of one of them has changed since. Where only some cases were made anew, the others'
-digests stay: the table is stale until all its cases are made by the same code.
+were made, but for comments and docstrings. So a table is stale where code of one of them has changed since. Where only
+some cases were made anew, the others' digests stay: the table is stale until all its cases are made by the same code.
 """
 
 import ast
