@@ -10,10 +10,32 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.relax import soft_top_k, straight_through
 from jaxmoe.traces.batches import Batch
 
+FULL = 1e4  # logits that an expert without room is put back by
 
-def chosen_experts(logits: Float[Array, "token expert"], top_k: int) -> Float[Array, "token expert"]:
-    """1 for the K experts that every token chooses, 0 for all others; of equal ones that of the lower number."""
-    rows, experts = jnp.arange(len(logits))[:, None], jax.lax.top_k(logits, top_k)[1]
+
+def top_experts(
+    logits: Float[Array, "token expert"], top_k: int, capacity: int | None = None
+) -> Int[Array, "token top_k"]:
+    """The K experts that every token chooses, the strongest first; of equal ones that of the lower number.
+
+    With a `capacity` an expert takes so many tokens at most. Tokens choose one after the other, each among experts that
+    have room, so none is dropped; where fewer than K have room, it takes full ones as well.
+    """
+    if capacity is None:
+        return jax.lax.top_k(logits, top_k)[1].astype(jnp.int32)
+
+    def choose(load: Int[Array, " expert"], given: Float[Array, " expert"]) -> tuple[Array, Array]:
+        experts = jax.lax.top_k(jnp.where(load < capacity, given, given - FULL), top_k)[1].astype(jnp.int32)
+        return load.at[experts].add(1), experts
+
+    return jax.lax.scan(choose, jnp.zeros(logits.shape[1], jnp.int32), logits)[1]
+
+
+def chosen_experts(
+    logits: Float[Array, "token expert"], top_k: int, capacity: int | None = None
+) -> Float[Array, "token expert"]:
+    """1 for the K experts that every token chooses, 0 for all others."""
+    rows, experts = jnp.arange(len(logits))[:, None], top_experts(logits, top_k, capacity)
     return jnp.zeros_like(logits).at[rows, experts].set(1)
 
 
@@ -27,10 +49,16 @@ def biased(
 
 
 def biased_choices(
-    given: Float[Array, "token expert"], top_k: int, temperature: Float[Array, ""] | None
+    given: Float[Array, "token expert"],
+    top_k: int,
+    temperature: Float[Array, ""] | None,
+    capacity: int | None = None,
 ) -> Float[Array, "token expert"]:
-    """1 for the K largest of these logits; with the derivative of soft choices at a temperature, if there is one."""
-    chosen = chosen_experts(jax.lax.stop_gradient(given), top_k)
+    """1 for the K largest of these logits, of experts with room; at a temperature with the derivative of soft choices.
+
+    How full experts are has no derivative.
+    """
+    chosen = chosen_experts(jax.lax.stop_gradient(given), top_k, capacity)
     return chosen if temperature is None else straight_through(chosen, soft_top_k(given, top_k, temperature))
 
 

@@ -25,7 +25,7 @@ assignment_copies, node_copies, biased = (
     jax.jit(all_to_all.node_copies),
     jax.jit(gating.biased),
 )
-choose, chosen_experts = (jax.jit(each, static_argnums=1) for each in (gate.choose, gating.chosen_experts))
+choose, chosen_experts = (jax.jit(each, static_argnums=(1, 2)) for each in (gate.choose, gating.chosen_experts))
 gate_bias, standard_scores = eqx.filter_jit(gate.gate_bias), eqx.filter_jit(gate.standard_scores)
 
 
@@ -67,6 +67,30 @@ def test_of_equal_logits_as_many_are_chosen_as_of_others():
     found = np.asarray(chosen_experts(logits, 2))
     np.testing.assert_array_equal(found, [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
     np.testing.assert_array_equal(found, jax.nn.one_hot(choose(logits, 2).experts, 5).sum(axis=1))
+
+
+def test_a_full_expert_gives_its_place_to_the_next_best():
+    # All three tokens want experts 0 and 1, which take two tokens each: the last has to go on.
+    logits = jnp.asarray([[4.0, 3.0, 2.0, 1.0]] * 2 + [[3.0, 4.0, 1.0, 2.0]])
+    np.testing.assert_array_equal(choose(logits, 2, 2).experts, [[0, 1], [0, 1], [3, 2]])
+    # With room for one each, the second takes what is left, and the third finds no room anywhere.
+    np.testing.assert_array_equal(choose(logits, 2, 1).experts, [[0, 1], [2, 3], [1, 0]])
+
+
+@settings(deadline=None, max_examples=15)
+@given(seeds)
+def test_choices_within_a_capacity_are_those_of_a_loop(seed):
+    logits = tokens(seed)[0] + jnp.arange(EXPERTS) / 4  # some experts are popular
+    capacity = gate.capacity_of(1.5, TOKENS, TOP_K, EXPERTS)
+    assert capacity == 12  # 1.5 times 40 x 3 / 16, in whole tokens
+    load, expected = np.zeros(EXPERTS, int), []
+    for row in np.asarray(logits):
+        best = [expert for expert in np.argsort(-row, kind="stable") if load[expert] < capacity][:TOP_K]
+        load[best] += 1
+        expected.append(best)
+    np.testing.assert_array_equal(choose(logits, TOP_K, capacity).experts, expected)
+    assert load.max() <= capacity
+    np.testing.assert_array_equal(choose(logits, TOP_K, TOKENS).experts, choose(logits, TOP_K).experts)
 
 
 @settings(deadline=None, max_examples=15)

@@ -142,3 +142,16 @@ def test_logits_that_cannot_be_had_are_refused_by_the_name_of_the_key(inputs):
     without = replace(inputs, trace=replace(inputs.trace, logits=None))
     with pytest.raises(TraceError, match=r"^system\.gate\.logits is reconstructed: the trace has no gate weights"):
         runs_of(without, "static", "token_home", gate={"logits": "reconstructed"})
+
+
+def test_camoe_keeps_experts_within_their_capacity_in_model_and_simulator(inputs):
+    runs, iterations = runs_of(inputs, "camoe", lambda_cost=0.5, capacity_factor=1.25, time_model="congestion")
+    for run in runs.values():
+        rolled = run.rollout(iterations.batches)
+        counts = [np.bincount(step.ravel(), minlength=EXPERTS) for step in rolled.kept[:, 0]]
+        assert np.max(counts) == 20  # 1.25 times 128 tokens x 2 / 16 experts
+        assert np.sum(counts) == 2 * 128 * len(counts)  # none is dropped
+        simulated = run.replay(rolled, batch_at(iterations, 0, 1), 1, 0)
+        np.testing.assert_allclose(rolled.time.total[1, 0], simulated, rtol=0.03)
+    free, _ = runs_of(inputs, "camoe", lambda_cost=0.5)
+    assert free["camoe"].rollout(iterations.batches).figures["avg_layer_cv"] > rolled.figures["avg_layer_cv"]

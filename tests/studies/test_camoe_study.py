@@ -42,6 +42,16 @@ def test_latency_falls_with_lambda_as_in_the_paper():
     assert np.ptp(column(some, "avg_layer_cv")) < 0.01
 
 
+def test_limits_of_experts_bound_the_imbalance_within_layers_and_none_is_the_gate_of_table_1():
+    limited = [row for row in rows("capacity") if row["capacity_factor"] != "none"]
+    for row in limited:  # loads of at most c times the mean have a cv of at most the root of c - 1
+        assert float(row["avg_layer_cv"]) < np.sqrt(float(row["capacity_factor"]) - 1)
+    (free,) = rows("capacity", capacity_factor="none", **{"lambda": "0.25"})
+    (same,) = rows("token_homes", part_of_tokens_at_node_0="0.25", experts_moved_by_nodes="0", **{"lambda": "0.25"})
+    for name in ("mean_ms_change_percent", "cv_change_percent", "avg_layer_cv", "kl", "changed"):
+        assert float(free[name]) == pytest.approx(float(same[name]), rel=1e-4)
+
+
 @pytest.mark.parametrize("tokens", ["unseen", "other_topics"])
 def test_a_table_by_gradient_saves_at_least_1_3_times_as_much_as_lambda(tokens):
     rule, table = (rows("gradient", form=form, tokens=tokens) for form in ("rule", "table"))

@@ -4,6 +4,7 @@ Logits are [token, expert]; leading axes, such as layers, are added by `vmap`. A
 """
 
 from functools import partial
+from math import ceil
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.all_to_all import assignment_copies, chosen_by_source
-from jaxmoe.engine.gating import biased, biased_choices, changed_part, chosen_experts, retained_mass
+from jaxmoe.engine.gating import biased, biased_choices, changed_part, chosen_experts, retained_mass, top_experts
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
@@ -28,14 +29,14 @@ OwnNode = Literal["counted", "left_out", "alone"]
 class Choice(NamedTuple):
     """Experts that a gate chooses, by falling logits, and their softmax weights (Eq. 5), which sum to 1."""
 
-    experts: Int[Array, "*lead token top_k"]
-    weights: Float[Array, "*lead token top_k"]
+    experts: Int[Array, "token top_k"]
+    weights: Float[Array, "token top_k"]
 
 
-def choose(logits: Float[Array, "*lead token expert"], top_k: int) -> Choice:
-    """The largest K logits and their softmax (Eq. 4 and 5); of equal ones the expert of the lower number."""
-    largest, experts = jax.lax.top_k(logits, top_k)
-    return Choice(experts.astype(jnp.int32), jax.nn.softmax(largest, axis=-1))
+def choose(logits: Float[Array, "token expert"], top_k: int, capacity: int | None = None) -> Choice:
+    """The largest K logits and their softmax (Eq. 4 and 5), of experts that take at most `capacity` tokens each."""
+    experts = top_experts(logits, top_k, capacity)
+    return Choice(experts, jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=-1), axis=-1))
 
 
 # The bias (Eq. 11 to 13).
@@ -96,11 +97,17 @@ def gate_bias(
 # Batches of all layers under a bias.
 
 
+def capacity_of(factor: float | None, tokens: int, top_k: int, experts: int) -> int | None:
+    """Tokens that an expert takes at most: a factor times the mean, in whole tokens; without a factor, any number."""
+    return None if factor is None else ceil(factor * tokens * top_k / experts)
+
+
 class GateProblem(eqx.Module):
     """Tokens of all layers with their logits, and what their all-to-all costs.
 
     `logits` are [layer, token, expert]; `source` is the node of every token, alike in all layers. A token stands for
-    `weight` tokens, so that a part of a batch may stand for all of it.
+    `weight` tokens, so that a part of a batch may stand for all of it. An expert takes `capacity` of these tokens at
+    most.
     """
 
     exchange: AllToAll
@@ -110,6 +117,7 @@ class GateProblem(eqx.Module):
     share: Float[Array, "layer expert node"]
     weight: Float[Array, ""]
     top_k: int = eqx.field(static=True)
+    capacity: int | None = eqx.field(static=True, default=None)
 
     @property
     def num_nodes(self) -> int:
@@ -134,8 +142,8 @@ def route(
     reduction: AbstractReduction,
 ) -> GateOutcome:
     """Route the tokens of one layer by biased logits: exact, or with the derivative of choices at a temperature."""
-    chosen = biased_choices(biased(logits, bias, problem.source), problem.top_k, temperature)
-    before = chosen_experts(logits, problem.top_k)
+    chosen = biased_choices(biased(logits, bias, problem.source), problem.top_k, temperature, problem.capacity)
+    before = chosen_experts(logits, problem.top_k, problem.capacity)
     by_source = problem.weight * chosen_by_source(chosen, problem.source, problem.num_nodes)
     seconds = problem.exchange.total(problem.topology, by_source @ share, reduction)
     mass = retained_mass(logits, chosen, before)
@@ -180,6 +188,7 @@ def unbiased_copies(problem: GateProblem) -> Float[Array, "layer node node2"]:
 
     def layer(given: tuple[Array, Array]) -> Array:
         logits, share = given
-        return problem.weight * assignment_copies(chosen_experts(logits, problem.top_k), problem.source, share)
+        chosen = chosen_experts(logits, problem.top_k, problem.capacity)
+        return problem.weight * assignment_copies(chosen, problem.source, share)
 
     return jax.lax.map(layer, (problem.logits, problem.share))

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine import Layer
 from jaxmoe.engine.gating import biased, changed_part, retained_mass
-from jaxmoe.methods.camoe.gate import choose, standard_scores, time_proxy
+from jaxmoe.methods.camoe.gate import capacity_of, choose, standard_scores, time_proxy
 from jaxmoe.methods.settings.camoe import CostGateSettings
 from jaxmoe.methods.system import (
     AbstractRun,
@@ -48,10 +48,12 @@ def gated_steps(
     bias: Float[np.ndarray, "layer home expert"],
     steps: Batch,
     home: Int[np.ndarray, " token"] | None = None,
+    capacity_factor: float | None = None,
 ) -> GatedSteps:
     """The choices that a biased gate makes of the logits of a trace, whose rows the tokens of the steps name.
 
-    `home` is the row of the bias of each token of a step; by default the node where it lives.
+    `home` is the row of the bias of each token of a step; by default the node where it lives. An expert takes
+    `capacity_factor` times the mean of a step at most.
     """
     assert steps.row is not None
     assert trace.logits is not None
@@ -61,7 +63,8 @@ def gated_steps(
     if home is None:
         home = np.asarray(jax.tree.map(lambda leaf: leaf[0, 0], steps).sources(bias.shape[1]))
     given = (jnp.asarray(bias, jnp.float32), jnp.asarray(home), jnp.asarray(place.reshape(row.shape)))
-    experts, retained, changed = _chosen(table, *given, steps.experts)
+    capacity = capacity_of(capacity_factor, row.shape[1], steps.experts.shape[-1], bias.shape[2])
+    experts, retained, changed = _chosen(table, *given, steps.experts, capacity)
     return GatedSteps(eqx.tree_at(lambda batch: batch.experts, steps, experts), retained, changed)
 
 
@@ -72,6 +75,7 @@ def _chosen(
     home: Int[Array, " token"],
     place: Int[Array, "step token"],
     experts: Int[Array, "layer step token top_k"],
+    capacity: int | None,
 ) -> tuple[Int[Array, "layer step token top_k"], Float[Array, "layer step"], Float[Array, "layer step"]]:
     """Rows of logits are gathered step by step: those of all steps together would be large."""
     count, top_k = bias.shape[-1], experts.shape[-1]
@@ -85,7 +89,7 @@ def _chosen(
         def step(of_step: tuple[Array, Array]) -> tuple[Array, Array, Array]:
             place, experts = of_step
             logits = table[place]
-            chosen = choose(biased(logits, bias, home), top_k).experts
+            chosen = choose(biased(logits, bias, home), top_k, capacity).experts
             before, after = ones(experts), ones(chosen)
             return chosen, retained_mass(logits, after, before), changed_part(after, before)
 

@@ -17,6 +17,7 @@ from jaxmoe.engine.all_to_all import AllToAllLayer
 from jaxmoe.methods.camoe.bias_descent import GateLimits, GateSettings, start, tuned_bias
 from jaxmoe.methods.camoe.gate import (
     GateProblem,
+    capacity_of,
     evaluate_gate,
     gate_bias,
     on_experts,
@@ -109,6 +110,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
             share=jnp.asarray(setting.share, jnp.float32),
             weight=jnp.asarray(batch / size, jnp.float32),
             top_k=history.top_k,
+            capacity=capacity_of(self.capacity_factor, size, history.top_k, logits.shape[2]),
         )
 
 
@@ -134,7 +136,7 @@ class CAMoERun(AbstractRun):
 
     def rollout(self, steps: Batch) -> RolloutResult:
         model, trace = self.setting.model, self.trace
-        gated = gated_steps(trace, self.bias, steps)
+        gated = gated_steps(trace, self.bias, steps, capacity_factor=self.system.capacity_factor)
         exchange = self.system.exchange(model, trace.num_experts)
         layer = AllToAllLayer(model.machine, model.costs, exchange, model.schedule, self.system.copies)
         plan = StaticPlan(jnp.asarray(self.setting.share, jnp.float32))

@@ -62,6 +62,13 @@ class CAMoESettings(SystemSettings):
         help="whether a node's own experts, which cost nothing, are in the scores of costs, as in the paper",
         example="left_out",
     )
+    capacity_factor: float | None = _gate(
+        None,
+        help="how many times the mean of a batch an expert takes at most; tokens choose in turn among those with room",
+        null="for any number",
+        at_least=1,
+        example=4.0,
+    )
     copies: Literal["assignment", "node"] = _exchange(
         "assignment",
         help="whether a vector is sent for every expert that a token chose, or once to every node",
