@@ -131,7 +131,7 @@ def slice_demand(machine: Machine, costs: SliceCosts, streams: StreamDecisions, 
     return SliceDemand(
         slices=slices,
         load=((slices[:, None] * loaders - streams.held) @ onto) * load,
-        into=(slices[:, None] * loaders) @ onto,
+        into=(slices[:, None] * loaders) @ onto if streams.rules.apart else slices[:, None],
         compute=slices[:, None] * one,
         move=jnp.concatenate([busy.sum(axis=2), busy.sum(axis=1), links], axis=1),
         stops=active * stops + jnp.minimum(outside.sum(axis=1) * 1e6, 1),

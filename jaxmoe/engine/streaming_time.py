@@ -34,12 +34,14 @@ class LoadRules(eqx.Module):
 
     With `matched` the next group is one for an idle die (Algorithm 1), else the next in order. Groups `in_turn` begin
     when those before are computed. `balanced`, loads go where there is room (rule 5). Slices of dies may be `uncut`.
+    `apart`, channels load different experts, so the buffers of each fill and empty by themselves; else all go in step.
     """
 
     matched: bool = eqx.field(static=True, default=True)
     in_turn: bool = eqx.field(static=True, default=False)
     balanced: bool = eqx.field(static=True, default=False)
     uncut: bool = eqx.field(static=True, default=False)
+    apart: bool = eqx.field(static=True, default=False)
 
     @property
     def parts(self) -> int:
@@ -52,7 +54,7 @@ class SliceDemand(NamedTuple):
 
     slices: Float[Array, " group"]  # micro-slices in all
     load: Float[Array, "group channel"]  # s
-    into: Float[Array, "group channel"]  # micro-slices that channels load into their dies, or these have from the start
+    into: Float[Array, "group lane"]  # micro-slices into the buffers of a channel's dies, or into all where in step
     compute: Float[Array, "group die"]  # s
     move: Float[Array, "group resource"]  # s of senders, receivers and links
     stops: Float[Array, " group"]  # dies that a micro-slice passes, at most
@@ -101,15 +103,18 @@ def grouped(asked: SliceDemand, members: Float[Array, "group expert"]) -> SliceD
 
 
 class _State(NamedTuple):
-    """When each resource is free; micro-slices of each channel so far, and when those before had left, by part."""
+    """When each resource is free; micro-slices of a lane so far, and when those before had left, by part.
+
+    A lane is a channel where these run apart, or all of them.
+    """
 
     load: Float[Array, " channel"]
     compute: Float[Array, " die"]
     move: Float[Array, " resource"]
     done: Float[Array, ""]
-    loaded: Float[Array, " channel"]
-    counts: Float[Array, "part channel"]
-    left: Float[Array, "part channel"]
+    loaded: Float[Array, " lane"]
+    counts: Float[Array, "part lane"]
+    left: Float[Array, "part lane"]
     remaining: Bool[Array, " group"]
     chosen: Int[Array, ""]  # the group whose parts are loaded
     present: Bool[Array, ""]  # whether that one has tokens, and was not loaded before
@@ -122,15 +127,15 @@ def stream_seconds(
     """Time of groups in their order, or matched to idle dies, s. `vmap` adds machines and batches."""
     asked, sending = _hindered(machine, costs, asked, rules)
     parts = rules.parts
-    (groups, dies), channels = asked.compute.shape, asked.load.shape[1]
+    (groups, dies), lanes = asked.compute.shape, asked.into.shape[1]
     state = _State(
         load=machine.memory[-1].latency,
         compute=jnp.zeros(dies),
         move=jnp.zeros(asked.move.shape[1]),
         done=jnp.zeros(()),
-        loaded=jnp.zeros(channels),
-        counts=jnp.full((groups * parts + 1, channels), jnp.inf).at[0].set(0),
-        left=jnp.zeros((groups * parts + 1, channels)),
+        loaded=jnp.zeros(lanes),
+        counts=jnp.full((groups * parts + 1, lanes), jnp.inf).at[0].set(0),
+        left=jnp.zeros((groups * parts + 1, lanes)),
         remaining=asked.slices > 0,
         chosen=jnp.zeros((), int),
         present=jnp.zeros((), bool),
@@ -176,8 +181,8 @@ def _idle_first(state: _State, asked: SliceDemand) -> Int[Array, ""]:
     return jnp.argmax(jnp.where(suits.any(), suits, state.remaining))
 
 
-def _left(state: _State, count: Float[Array, " channel"]) -> Float[Array, " channel"]:
-    """When so many micro-slices of each channel had left, as far as that is known."""
+def _left(state: _State, count: Float[Array, " lane"]) -> Float[Array, " lane"]:
+    """When so many micro-slices of each lane had left, as far as that is known."""
     known = jax.vmap(jnp.interp, (0, 1, 1))(count, state.counts, state.left)
     return jnp.where(count > 0, known, 0)
 
@@ -195,7 +200,7 @@ def _part(
     parts = rules.parts
     slices = group.into / parts
     # Slots that loads may fill: those that the rest of the trajectory needs stay free.
-    dies = costs.dies / group.load.shape[0]  # of a channel
+    dies = costs.dies / group.into.shape[0]  # of a lane
     room = dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
     takes = group.load > 0
@@ -206,15 +211,16 @@ def _part(
     load = jnp.where(takes, load, state.load)
     there = jnp.where(group.held > 0, 0.0, jnp.where(takes, begin, jnp.inf).min() + group.first)
     end = jnp.where(takes, load, 0)
+    end = end if rules.apart else most(end)[None]
     move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / sending, state.move)
     compute = jnp.where(group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts, state.compute)
-    # The last that a channel loads has to go round; when all moves are done it is where it ends, and is computed there.
+    # The last that a lane loads has to go round; when all moves are done it is where it ends, and is computed there.
     arrived = jnp.maximum(end + group.round, most(jnp.where(group.move > 0, move, 0)))
 
     def computed(there: Float[Array, ""]) -> Float[Array, ""]:
         return most(jnp.where(group.covers > 0, jnp.maximum(compute, there + group.one), 0))
 
-    left = jax.vmap(computed)(arrived)  # of each channel's
+    left = jax.vmap(computed)(arrived)
     return state._replace(
         load=load,
         compute=compute,

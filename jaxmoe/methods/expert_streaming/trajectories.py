@@ -5,6 +5,7 @@ decisions. Decisions that depend on the state at run time, such as the next grou
 that both carry out.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -174,7 +175,7 @@ def streams(
         loaders=loading_dies(needed, everywhere),
         held=held,
         groups=groups,
-        rules=rules,
+        rules=replace(rules, apart=not everywhere and not rules.balanced),
         moved=moved_tokens(tokens.on_dies, here) if redistribute else None,
         facts={"passing": tokens.count},
     )
