@@ -60,9 +60,11 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
     choice = batch.choices(share.shape[0])
     chosen = (batch.weight[:, None] * choice).sum(axis=0)
     named, home = _lowest_hosts(share, batch, support)
-    if named is None and batch.chosen is None:
+    if isinstance(support, HardSupport) and named is None and batch.chosen is None:
         visited = _any_host(share > 0, batch.experts).astype(share.dtype)
-    else:  # choices may have a derivative; [node, token] in memory, as `GatherExchange` adds up tokens of a home
+    elif named is None:
+        visited = support.presence(choice @ support.amount(share))
+    else:  # [node, token] in memory, as `GatherExchange` adds up tokens of a home
         visited = support.presence((support.amount(share).T @ choice.T).T)
     return Visits(
         visited=visited,
@@ -98,25 +100,24 @@ def _any_host(hosts: Bool[Array, "expert node"], experts: Int[Array, "token top_
     return bits.reshape(-1, words * WORD)[:, :nodes]
 
 
-FEW = 2  # tokens for each expert up to which a flow of every token is quicker than one of every expert
+FEW, FEW_RELAXED = 2, 1  # tokens for each expert up to which a flow of every token is quicker than one of every expert
 
 
 def _lowest_hosts(
     share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
 ) -> tuple[Float[Array, "token expert"] | None, OneOf]:
     """`named` and `home` of sharded visits: the lowest host of every expert, or at once that of every token."""
-    experts, exact = share.shape[0], isinstance(support, HardSupport)
-    lowest = _first(share > 0)  # every expert has a share somewhere
-    if exact and batch.weight.shape[0] <= FEW * experts:
-        return None, lowest[batch.gather_expert]
-    named = jax.nn.one_hot(batch.gather_expert, experts, dtype=share.dtype)
+    experts, exact, of_token = share.shape[0], isinstance(support, HardSupport), batch.gather_expert
+    few = len(of_token) <= (FEW if exact else FEW_RELAXED) * experts
+    named = None if few else jax.nn.one_hot(of_token, experts, dtype=share.dtype)
     if exact:
-        return named, lowest
+        lowest = _first(share > 0)  # every expert has a share somewhere
+        return named, lowest[of_token] if few else lowest
+    if few:
+        share, support = share[of_token], support.of(of_token)
     # Presence up to and with a node, less presence before it.
-    amount = support.amount(share)
-    reached = prefix_sums(amount)
-    present = support.presence(reached)
-    return named, (present - support.presence(reached - amount)) / present[:, -1:]
+    present = support.presence(prefix_sums(support.amount(share)))
+    return named, jnp.diff(present, axis=1, prepend=0) / present[:, -1:]
 
 
 def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:

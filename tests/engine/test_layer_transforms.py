@@ -77,6 +77,23 @@ def test_tokens_of_weight_nothing_change_nothing(exchange):
     assert np.sum(timed(model, share, counted, exchange).node_time) > np.sum(alone.node_time)
 
 
+def test_a_relaxed_flow_of_every_token_is_one_of_every_expert():
+    """Few tokens have flows of their own; where there are more, if only of weight nothing, experts have."""
+    model, share, batch = random_case(3, ports=True)
+    few = jax.tree.map(lambda leaf: leaf[:EXPERTS], batch)
+    rest = jax.tree.map(lambda leaf: leaf[EXPERTS:], batch)
+    more = jax.tree.map(lambda *both: jnp.concatenate(both), few, eqx.tree_at(lambda b: b.weight, rest, full(3, 0.0)))
+    soft = {"reduction": SmoothMax(0.05), "support": SoftSupport(0.3)}
+
+    @eqx.filter_jit
+    def network_alone(batch):
+        return jax.value_and_grad(lambda share: model(share, batch, **soft).combine)(jnp.asarray(share))
+
+    (alone, slope), (padded, slope_padded) = network_alone(few), network_alone(more)
+    assert padded == pytest.approx(float(alone), rel=1e-5)
+    np.testing.assert_allclose(slope_padded, slope, rtol=1e-3, atol=1e-5 * np.abs(slope).max())
+
+
 def test_gradient_of_the_relaxed_time_is_finite_where_shares_are_zero():
     model, share, batch = random_case(5, ports=True, memory=True)
     gradient = jax.jit(jax.grad(lambda s: model(s, batch, None, SmoothMax(0.05), SoftSupport(0.05)).total))(share)
