@@ -51,7 +51,10 @@ def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Prog
     cuts = region_cuts(problem, copies)
     problems = [replace(problem, regions=cut, served_by=rule) for rule in SERVED_BY for cut in cuts]
     with StopSwitch() as stop:
-        looks = [_look(Evaluator(each, seed, stop, progress, LOOK_BATCHES)) for each in problems]
+        looks = []
+        for number, each in enumerate(problems):
+            progress("regions", number, len(problems))
+            looks.append(_look(Evaluator(each, seed, stop, progress, LOOK_BATCHES)))
     dealt, best = ([look[kind] for look in looks] for kind in (0, 1))
     return RegionProblems(problems[dealt.index(min(dealt))], problems[best.index(min(best))])
 
