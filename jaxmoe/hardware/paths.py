@@ -1,7 +1,7 @@
 """Structure of a network, derived from its links and paths and checked: reverse links, hops, drawing positions."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import jax
@@ -114,13 +114,17 @@ def _check_hops(hops: Hops, ends: Int[np.ndarray, "link 2"], nodes: int) -> None
     wrong = np.flatnonzero(empty & (source != destination))
     if len(wrong):
         raise TopologyError(f"{name(wrong[0])} has no links; the network must be connected")
-    # No vertex twice: neither the source, which is where a path to itself would end, nor one that links lead to.
+    # No vertex twice: neither the source, which is where a path to itself would end, nor one that links lead to. By
+    # source, for there may be a hundred million hops.
     vertices = int(ends.max(initial=0)) + 1
-    passed = np.concatenate([pair * vertices + end, pair[begins] * vertices + pair[begins] // nodes])
-    once, count = np.unique(passed, return_counts=True)
-    if (count > 1).any():
-        twice, vertex = divmod(int(once[count > 1][0]), vertices)
-        raise TopologyError(f"{name(twice)} passes vertex {vertex} twice")
+    borders = np.searchsorted(pair, nodes * np.arange(nodes + 1))
+    for of_source, (first, last) in enumerate(pairwise(borders.tolist())):
+        passed = pair[first:last] % nodes * vertices + end[first:last]
+        passes = np.bincount(passed, minlength=nodes * vertices).reshape(nodes, vertices)
+        passes[:, of_source] += 1
+        if (passes > 1).any():
+            to, vertex = np.argwhere(passes > 1)[0]
+            raise TopologyError(f"{name(of_source * nodes + to)} passes vertex {vertex} twice")
 
 
 def check_grid(grid: tuple[int, int], ends: Int[np.ndarray, "link 2"], nodes: int) -> None:

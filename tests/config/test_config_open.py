@@ -84,6 +84,21 @@ class Loop(AbstractTopology):
         return [[tuple((a + k) % count for k in range((b - a) % count)) for b in range(count)] for a in range(count)]
 
 
+class Hub(AbstractTopology):
+    """Nodes around a switch: paths are short, however many."""
+
+    nodes: int = setting(help="the number of nodes", at_least=2, static=True)
+
+    @property
+    def link_ends(self):
+        out = [(i, self.nodes) for i in range(self.nodes)]
+        return np.array(out + [(b, a) for a, b in out])
+
+    def paths(self):
+        count = self.nodes
+        return [[(a, count + b) if a != b else () for b in range(count)] for a in range(count)]
+
+
 class Slow(AbstractGemm):
     factor: Float[Array, ""] = setting(2.0, help="the time beside that at the full rate", above=0, example=2)
 
@@ -96,6 +111,7 @@ faded = own_parts:Faded
 broken = own_parts:Missing
 [jaxmoe.topologies]
 loop = own_parts:Loop
+hub = own_parts:Hub
 [jaxmoe.kernel_models]
 slow = own_parts:Slow
 """
@@ -195,7 +211,7 @@ MACHINES = {
     f"{{kind: loop, {LINK}}}": ["hardware.nodes is missing. Write the number of nodes, for example 4"],
     f"{{kind: loop, nods: 4, {LINK}}}": ["hardware.nods is not a known key", "Did you mean nodes?"],
     f"{{kind: loop, nodes: 3, {LINK}}}": ["hardware.kind is \"loop\"", "that make a network (3 nodes are odd)"],
-    f"{{kind: loop, nodes: 600, {LINK}}}": ["at most 512 nodes in all (these are 600)"],
+    f"{{kind: hub, nodes: 600, {LINK}}}": ["at most 512 nodes in all (these are 600)"],
     "{kind: loop, nodes: 4}": ["hardware.link is missing"],
     "{kind: lop}": ["hardware.kind is \"lop\"; expected one of 'mesh'", "'graph', 'loop'"],
     MACHINE.replace("factor: 3", "factor: 0"): ["hardware.die.gemm.factor is 0; expected a number greater than 0"],
