@@ -109,7 +109,9 @@ class ServingReader:
             check_lengths(requests, asked.context_tokens, "serving.context_tokens")
         return requests
 
-    def _rebalancing(self, scenario: Scenario, own: Deployed[ModelStep], table: StepTable, padding: Padding) -> Rebalancing:
+    def _rebalancing(
+        self, scenario: Scenario, own: Deployed[ModelStep], table: StepTable, padding: Padding
+    ) -> Rebalancing:
         if self._profile is not None:
             raise OptionError(
                 "--profile is given, but serving.topics needs experts of any loads, and a profile has them with even "

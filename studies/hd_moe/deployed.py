@@ -82,10 +82,14 @@ def parts(case: Case) -> Iterator[dict[str, object]]:
         found = replace(step, layers=SystemLayers(strategy, _always(time)), _known={}).parts(_load(tokens))
         row: dict[str, object] = {**case.columns, "batch_tokens": tokens}
         row |= {"old_attention_s": float(known["attention_s"]), "old_tbt_s": float(known["tbt_s"])}
-        yield row | {f"{name}_s": float(found.get(name, 0.0)) for name in ("attention", "shared", "dense", "head")} | {
-            "layers_s": float(sum(found[name] for name in STAGES)),
-            "tbt_s": float(sum(found.values())),
-        }
+        yield (
+            row
+            | {f"{name}_s": float(found.get(name, 0.0)) for name in ("attention", "shared", "dense", "head")}
+            | {
+                "layers_s": float(sum(found[name] for name in STAGES)),
+                "tbt_s": float(sum(found.values())),
+            }
+        )
 
 
 def _step(case: Case) -> MachineStep:

@@ -109,9 +109,7 @@ def test_missing_columns_are_named():
 def test_another_unit_is_noticed(factor):
     columns = low_latency()
     columns |= {name: columns[name] * factor for name in ("dispatch_avg_t_us", "combine_avg_t_us")}
-    with pytest.raises(
-        OptionError, match="times as long in combine_avg_t_us as their bytes on the data sheet's links"
-    ):
+    with pytest.raises(OptionError, match="times as long in combine_avg_t_us as their bytes on the data sheet's links"):
         fit_exchanges([exchange_table(HERE, columns)], "h100_sxm")
 
 
