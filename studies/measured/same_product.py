@@ -3,7 +3,7 @@
     python studies/measured/same_product.py --data ../shared/measured/gpu
 
 All three backends run products in bfloat16 by PyTorch's library. What they differ by, no model of the shape can tell:
-writes same_product.csv, in a minute.
+writes same_product.csv, in a minute; and lone_rows.csv, how many rows of products are slow by themselves.
 """
 
 from collections.abc import Iterator
@@ -48,12 +48,32 @@ def rows_of(folder: Path) -> Iterator[dict[str, object]]:
         }
 
 
+def lone_rows(folder: Path) -> Iterator[dict[str, object]]:
+    """Rows that take `FAR` times as long as both of their neighbours in height, and series whose first row does."""
+    for _, kernel, rows in pooled(table for table in read_folder(folder) if table.kind.name == "gemm"):
+        order = np.lexsort((rows["m"], rows["k"], rows["n"]))
+        shape, seconds = np.stack([rows["n"], rows["k"]], axis=1)[order], rows["latency"][order]
+        alike = (shape[1:] == shape[:-1]).all(axis=1)  # of a row and the next
+        over = seconds[:-1] > FAR * seconds[1:], seconds[1:] > FAR * seconds[:-1]  # the next, the one before
+        lone, first = alike[1:] & alike[:-1] & over[0][1:] & over[1][:-1], np.append(True, ~alike)[:-1]
+        yield {
+            "system": folder.name,
+            "backend": kernel["framework"],
+            "precision": kernel["gemm_dtype"],
+            "kernel": kernel["kernel_source"],
+            "rows": len(seconds),
+            "lone": round(100 * float(lone.sum() / len(seconds)), 2),
+            "first": round(100 * float((first & alike & over[0]).sum() / first.sum()), 1),
+        }
+
+
 def main() -> None:
     parser = script_options(__doc__, writes=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of systems, as aiconfigurator lays them out")
     options = parser.parse_args()
-    rows = [row for system in SYSTEMS for row in rows_of(options.data / system)]
-    write_table(folder_of_tables(HERE, options) / "same_product.csv", rows)
+    out = folder_of_tables(HERE, options)
+    for name, of in (("same_product", rows_of), ("lone_rows", lone_rows)):
+        write_table(out / f"{name}.csv", [row for system in SYSTEMS for row in of(options.data / system)])
 
 
 if __name__ == "__main__":
