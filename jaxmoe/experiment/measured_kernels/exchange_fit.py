@@ -17,7 +17,7 @@ from scipy.optimize import least_squares
 
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.exchange_tables import ExchangeTable, exchanges_of, load_of
-from jaxmoe.hardware.gpu.deepep import ExchangeKernel, Links, Load
+from jaxmoe.hardware.gpu.deepep import ExchangeKernel, Links, Load, NormalKernel
 from jaxmoe.hardware.gpu.deepep_files import FORMS, ExchangeFile, KnownExchange
 from jaxmoe.hardware.gpu.sheet import sheet_of
 
@@ -172,10 +172,11 @@ def _start(names: Mapping[str, str], found: Sequence[ExchangeFit]) -> ExchangeKe
     if near:
         return max(near, key=lambda known: known.told["rows"]).kernel
     start = _usual(names)
-    other = [fit.known for fit in found if fit.known.names["part"] == names["part"] == "transmit"]
-    if other:
-        link = max(other, key=lambda known: known.told["rows"]).kernel.link
-        start = eqx.tree_at(lambda kernel: kernel.link, start, link)
+    links = {
+        fit.known.told["rows"]: fit.known.kernel.link for fit in found if isinstance(fit.known.kernel, NormalKernel)
+    }
+    if isinstance(start, NormalKernel) and links:
+        return eqx.tree_at(lambda kernel: kernel.link, start, links[max(links)])
     return start
 
 

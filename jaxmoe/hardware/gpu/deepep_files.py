@@ -12,7 +12,7 @@ import numpy as np
 from jaxmoe.hardware.gpu.deepep import ExchangeKernel, Links, LowLatencyKernel, NormalKernel, Notice
 from jaxmoe.hardware.gpu.files import KernelFileError
 
-FORMAT, DIGITS = 1, 5
+FORMAT, DIGITS = 2, 5  # 2: the start of a low-latency kernel moves all choices of a token
 FORMS: dict[str, type[ExchangeKernel]] = {"transmit": NormalKernel, "notify": Notice, "avg_t": LowLatencyKernel}
 
 
