@@ -63,8 +63,8 @@ def write_table(
     empty; one with a column that is not among those given is a `ValueError`. Numbers that are not whole have so many
     significant `digits`, or all.
     """
-    rows = list(rows)
     if columns is None:
+        rows = list(rows)
         columns = list(dict.fromkeys(column for row in rows for column in row))
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:

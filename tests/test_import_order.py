@@ -44,7 +44,7 @@ ALLOWED = {
     "tune": DECIDED | {"methods"},  # methods: whose numbers may be tuned
     "methods": DECIDED | {"des"},  # des: a system carries out what it decided there
     "des": {"errors", "registry", "threads", "units", "hardware", "models", "traces", "placement"},
-    "serving": {"errors", "files", "relax", "units", "hardware", "models", "placement", "engine", "des"},
+    "serving": {"errors", "files", "relax", "units", "hardware", "models", "placement", "engine", "methods", "des"},
     "report": {"errors", "extras", "files", "hardware"},
     "config": {
         "errors",

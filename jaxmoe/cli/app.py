@@ -243,6 +243,7 @@ def sweep(
     """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was.
 
     A study with axes under deployment prices whole models as they are served: fronts of a user's and a GPU's tokens.
+    One with axes under serving serves requests over time at each point.
 
     Example: jaxmoe sweep studies/dse/quickstart.yaml --pareto total,utilisation --out runs/sweep
     """

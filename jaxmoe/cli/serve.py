@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jaxmoe.cli.comparison_output import WIDTH, new_table, print_table, print_warnings
-from jaxmoe.cli.serve_files import over_time, request_rows, step_rows, timeline
+from jaxmoe.cli.serve_files import over_time, step_rows, timeline, write_requests
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import Scenario, load_scenario, resolved
 from jaxmoe.config.serving import RandomArrivals
@@ -27,6 +27,7 @@ from jaxmoe.serving.online.served import Served
 from jaxmoe.units import GIGA
 
 TOLERANCE = 0.01  # of the highest rate
+MOST_TOKENS = 20_000_000  # of answers: of more, when each comes and what each step does is not kept
 WAITS = {
     "queue": "until the first step",
     "first_token": "time to first token",
@@ -49,7 +50,8 @@ def run(
             scenario = load_scenario(config, overrides or ())
             serving = serving_of(scenario, profile)
         with clock.stage("serve"):
-            requests, served = serving.at(token_times=True, steps=True)
+            whole = int(serving.requests.output.sum()) <= MOST_TOKENS
+            requests, served = serving.at(token_times=whole, steps=whole)
             assert scenario.serving is not None
             if isinstance(scenario.serving.arrivals, RandomArrivals):
                 check_drains(serving, scenario.serving.arrivals, served)
@@ -57,7 +59,7 @@ def run(
         with clock.stage("highest rate"):
             highest = serving.highest_rate(TOLERANCE, interrupts.check)
             forbids = None
-            if highest is not None and 0 < highest < math.inf:
+            if whole and highest is not None and 0 < highest < math.inf:
                 forbids = serving.forbids(highest * (1 + TOLERANCE))
         with clock.stage("draw and write"):
             _draw(folder, scenario, serving, served)
@@ -67,7 +69,8 @@ def run(
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
     _print_waits(scenario, report)
     _print_served(serving, report)
-    _print_binds(report)
+    if report["binds"]:
+        _print_binds(report)
     _print_rate(serving, highest, forbids)
     print_warnings(_notes(serving, requests, served))
 
@@ -75,31 +78,36 @@ def run(
 def _report(
     serving: Serving, requests: Requests, served: Served, highest: float | None, forbids: Forbids | None
 ) -> dict[str, Any]:
-    assert served.steps is not None
-    told = answers(serving, requests, served)
-    between = distribution(gaps_between(served))
+    told, steps = answers(serving, requests, served), served.steps
+    between = None if steps is None else distribution(gaps_between(served))
     waits = told["waits_s"] | {"between": between}
     moves = {} if serving.planned is None else {"rebalancing": moves_told(serving.planned)}
     return told | {
         "waits_s": {name: waits[name] for name in WAITS},
         **moves,
-        "steps": len(served.steps.start),
-        "binds": what_binds(served.steps, serving.fleet),
+        "steps": None if steps is None else len(steps.start),
+        "binds": {} if steps is None else what_binds(steps, serving.fleet),
         "highest_rate_per_s": None if highest is None or math.isinf(highest) else highest,
         "forbids_more": None if forbids is None else forbids._asdict(),
     }
 
 
 def _notes(serving: Serving, requests: Requests, served: Served) -> list[str]:
-    most = drained_rate(served)
+    most, notes = drained_rate(served), []
+    if served.steps is None:
+        notes = [
+            f"steps, and times between tokens, of {requests.output.sum():,} tokens are not kept; take requests of "
+            f"{MOST_TOKENS:,} at most to see them"
+        ]
     if most is None:
-        return []
-    return [f"the queue grows as long as requests come: these engines drain {digits(most)} requests/s"]
+        return notes
+    return [*notes, f"the queue grows as long as requests come: these engines drain {digits(most)} requests/s"]
 
 
 def _write(folder: OutputFolder, serving: Serving, requests: Requests, served: Served) -> None:
-    assert served.steps is not None
-    write_table(folder.target("requests.csv"), request_rows(requests, served, serving.limits), digits=9)
+    write_requests(folder.target("requests.csv"), requests, served, serving.limits)
+    if served.steps is None:
+        return
     write_table(folder.target("steps.csv"), step_rows(served.steps), digits=9)
     with atomic_write(folder.target("timeline.json")) as aside:
         events = timeline(served, serving.fleet, serving.planned.moves if serving.planned else ())
@@ -110,8 +118,9 @@ def _draw(folder: OutputFolder, scenario: Scenario, serving: Serving, served: Se
     requests, limits = serving.requests, serving.limits
     waits = waits_of(requests, served)
     title = f"{scenario.name}: {len(requests)} requests"
-    time, engines, panels = over_time(requests, served, serving.fleet)
-    plot_over_time(folder.target("over_time.png"), time, engines, panels, f"{title} over time")
+    if served.steps is not None:
+        time, engines, panels = over_time(requests, served, serving.fleet)
+        plot_over_time(folder.target("over_time.png"), time, engines, panels, f"{title} over time")
     shown = {
         WAITS["first_token"]: Wait(waits.first_token, _finite(limits.first_token)),
         WAITS["per_token"]: Wait(waits.per_token, _finite(limits.per_token)),
@@ -182,6 +191,6 @@ def _print_rate(serving: Serving, highest: float | None, forbids: Forbids | None
     elif highest == 0:
         told += "none, as a request takes longer alone"
     else:
-        assert forbids is not None
-        told += f"{digits(highest)} requests/s; more is forbidden by {forbids.limit} ({forbids.resource})"
+        why = f"; more is forbidden by {forbids.limit} ({forbids.resource})" if forbids else ""
+        told += f"{digits(highest)} requests/s{why}"
     Console(width=WIDTH, highlight=False).print(escape(told), soft_wrap=True)

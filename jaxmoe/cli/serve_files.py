@@ -1,11 +1,13 @@
 """Tables, curves and the timeline of requests over time."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from jaxmoe.files import write_table
 from jaxmoe.report import Over
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits, waits_of
@@ -15,11 +17,12 @@ from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.units import MICRO
 
 POINTS = 400  # of a curve over time
+ROWS = 1 << 14
 MOST_STEPS = 20_000  # of a timeline, which viewers can show
 
 
-def request_rows(requests: Requests, served: Served, limits: Limits) -> Iterator[dict[str, Any]]:
-    """A row of each request: when and where it was served, and what it waited for, s."""
+def write_requests(path: Path, requests: Requests, served: Served, limits: Limits) -> None:
+    """Write a row of each request: when and where it was served, and what it waited for, s."""
     waits = waits_of(requests, served)
     columns: dict[str, np.ndarray] = {
         "sent_s": served.sent,
@@ -37,7 +40,7 @@ def request_rows(requests: Requests, served: Served, limits: Limits) -> Iterator
         "preemptions": served.preemptions,
         "within_limits": waits.within(limits).astype(int),
     }
-    return _rows(columns)
+    write_table(path, _rows(columns), [*columns], digits=9)
 
 
 def step_rows(steps: StepLog) -> Iterator[dict[str, Any]]:
@@ -130,9 +133,11 @@ def _waiting_for_moves(steps: StepLog, engine: int, moves: Sequence[Move]) -> It
 
 
 def _rows(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    lists = {name: values.tolist() for name, values in columns.items()}
-    for row in zip(*lists.values(), strict=True):
-        yield {name: None if value != value else value for name, value in zip(lists, row, strict=True)}
+    """Rows of a table, so many at a time as Python's numbers, which take more memory than arrays."""
+    for start in range(0, len(next(iter(columns.values()))), ROWS):
+        lists = [values[start : start + ROWS].tolist() for values in columns.values()]
+        for row in zip(*lists, strict=True):
+            yield {name: None if value != value else value for name, value in zip(columns, row, strict=True)}
 
 
 def _engine(fleet: Fleet, number: int) -> Engine:

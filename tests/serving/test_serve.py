@@ -134,6 +134,20 @@ def test_the_same_seed_writes_the_same_bytes(scenario, tmp_path, done, monkeypat
         assert (tmp_path / "again" / name).read_bytes() == (done[0] / name).read_bytes()
 
 
+def test_of_many_tokens_no_step_is_kept_and_the_rest_is_the_same(scenario, tmp_path, done, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    monkeypatch.setattr("jaxmoe.cli.serve.MOST_TOKENS", 100)
+    monkeypatch.setattr("jaxmoe.cli.serve_files.ROWS", 7)
+    run = serve(scenario, "--out", tmp_path / "out")
+    assert run.exit_code == 0, run.output
+    assert "tokens are not kept; take requests of 100 at most" in run.output.replace("\n", " ")
+    assert (tmp_path / "out" / "requests.csv").read_bytes() == (done[0] / "requests.csv").read_bytes()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"summary.json", "requests.csv", "waits.png"}
+    brief, whole = (json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "out", done[0]))
+    assert brief["highest_rate_per_s"] == whole["highest_rate_per_s"]
+    assert brief["waits_s"] == whole["waits_s"] | {"between": None}
+
+
 CLOSED = "serving.arrivals={kind: users, users: 3, requests: 30}"
 
 
