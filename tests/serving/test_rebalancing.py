@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_scenario
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.serving import Serving
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.methods.moentwine.balancing import Eplb
 from jaxmoe.placement.eplb import eplb
@@ -127,14 +128,33 @@ def test_a_placement_is_of_the_interval_before_it_and_moves_what_it_takes(rebala
     assert last.imbalance_after < last.imbalance_before
 
 
-def test_without_an_interval_nothing_moves_and_an_empty_window_keeps_the_loads_before(rebalancing):
+def test_without_an_interval_nothing_moves_and_windows_without_requests_have_no_table(rebalancing):
     own, made = rebalancing
     requests = Requests(np.array([0.0, 5.0, 35.0]), np.full(3, 10), np.full(3, 5), topic=np.array([0, 0, 1]))
     planned = replace(own, every_s=np.inf).planned(requests, engines=1)
     assert planned.moves == []
+    assert [at for _, _, at in made] == [0, 3]
     assert all(held is own.start for _, held, _ in made)
-    for at, topic in enumerate((0, 0, 0, 1)):
-        np.testing.assert_allclose(made[at][0], own.shares[topic])
+    for topic, (seen, _, _) in enumerate(made):
+        np.testing.assert_allclose(seen, own.shares[topic])
+    assert [change.at for change in planned.changes] == [0.0, 30.0]
+
+
+@pytest.mark.parametrize(("window", "every"), [(0.1, 0.3), (0.05, 0.35), (1.0, 3.0)])
+def test_intervals_are_whole_numbers_of_windows_though_their_parts_are_not(rebalancing, window, every):
+    own, _ = rebalancing
+    arrival = (np.arange(16) + 0.5) * window
+    requests = Requests(arrival, np.full(16, 10), np.full(16, 5), topic=np.arange(16) % 2)
+    planned = replace(own, window_s=window, every_s=every).planned(requests, engines=1)
+    count = round(every / window)
+    assert [move.at_s for move in planned.moves] == pytest.approx(np.arange(count, 16, count) * window)
+
+
+def test_after_an_interval_without_requests_experts_stay(rebalancing):
+    own, _ = rebalancing
+    requests = Requests(np.array([0.0, 45.0, 61.0]), np.full(3, 10), np.full(3, 5), topic=np.array([0, 1, 1]))
+    planned = own.planned(requests, engines=1)  # nobody came from 20 to 40 s
+    assert [move.at_s for move in planned.moves] == [60.0]
 
 
 def test_loads_of_a_mixture_by_hand():
@@ -145,6 +165,7 @@ def test_loads_of_a_mixture_by_hand():
 def test_a_run_tells_its_moves_in_the_summary_the_table_the_timeline_and_the_page(scenario, tmp_path, monkeypatch):
     draw = np.zeros((8, 8, 3))
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: plt.imsave(path, draw, format="png"))
+    monkeypatch.setattr(Serving, "highest_rate", lambda *_: None)  # which takes long, with tables for every rate
     done = serve(scenario, *GIVEN, "--set", MOVES, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     told = json.loads((tmp_path / "out" / "summary.json").read_text())["rebalancing"]

@@ -82,37 +82,36 @@ class Rebalancing:
     @property
     def identity(self) -> bytes:
         """Bytes that differ where what requests find may differ, beside what the requests and steps are."""
-        numbers = (self.devices, self.window_s, repr(self.rule), self.every_s, self.expert_bytes, self.bytes_per_s)
-        return self.shares.tobytes() + self.start.tobytes() + repr(numbers).encode()
+        numbers = (self.devices, self.window_s, repr(self.rule), self.every_s, self.bytes_per_s)
+        return self.shares.tobytes() + self.start.tobytes() + repr((*numbers, self.expert_bytes, self.scale)).encode()
 
     def planned(self, requests: Requests, engines: int) -> Planned:
-        """What requests find: a table for each window, and a pause where experts move before it."""
-        window = windows_of(requests, self.window_s)
-        count = int(window.max()) + 1
-        tokens = tokens_of(requests, window, len(self.shares), count)
-        tokens[0] += tokens[0].sum() == 0
-        for empty in np.flatnonzero(tokens.sum(axis=1) == 0):  # who come before are still served
-            tokens[empty] = tokens[empty - 1]
-        judged, held = [loads(each, self.shares) for each in tokens], self._slots(tokens)
+        """What requests find: a table for each window in which any come, and a pause where experts move before it."""
+        window, row = np.unique(windows_of(requests, self.window_s), return_inverse=True)
+        tokens = tokens_of(requests, row, len(self.shares), len(window))
+        judged, held = [loads(each, self.shares) for each in tokens], self._slots(window, tokens)
         changes: list[Change] = []
         moves: list[Move] = []
-        for at, (before, now) in enumerate(pairwise([self.start, *held])):
-            pause, table = 0.0, self.table(judged[at], now, at)
+        for at, own, (before, now) in zip(window.tolist(), judged, pairwise([self.start, *held]), strict=True):
+            table, pause = self.table(own, now, at), 0.0
             if now is not before:
-                moves.append(self._move(at, before, now, judged[at]))
+                moves.append(self._move(at, before, now, own))
                 pause = moves[-1].pause_s
             changes += [Change(at * self.window_s, table, pause, each) for each in range(engines)]
         even = [imbalance(*each, self.devices) for each in zip(judged, held, strict=True)]
         return Planned(changes, moves, float(np.mean(even)))
 
-    def _slots(self, tokens: Float[np.ndarray, "window topic"]) -> list[Slots]:
-        """Slots of each window, from the requests of the interval before the last time that they were chosen."""
-        found, every = [self.start], self.every_s / self.window_s
-        for at in range(1, len(tokens)):
-            if at % every:
-                found.append(found[-1])
-            else:
-                found.append(self.placed(loads(tokens[at - round(every) : at].sum(axis=0), self.shares), found[-1]))
+    def _slots(self, window: Int[np.ndarray, " W"], tokens: Float[np.ndarray, "W topic"]) -> list[Slots]:
+        """Slots of each window, from the requests of the last interval that was over, if any came in it."""
+        found: list[Slots] = []
+        held = self.start
+        every = round(min(self.every_s / self.window_s, float(window[-1]) + 1))
+        interval = window // every
+        for at, now in enumerate(interval):
+            seen = tokens[interval == now - 1].sum(axis=0)
+            if at and now > interval[at - 1] and seen.any():
+                held = self.placed(loads(seen, self.shares), held)
+            found.append(held)
         return found
 
     def placed(self, seen: Shares, held: Slots) -> Slots:
