@@ -105,9 +105,14 @@ def _sweep(study: Study, folder: Path, progress: Progress) -> ServedSweep:
     for chunk in written(files, lambda task: _row(task, text), tasks):
         rows |= {row["hash"]: row for row in chunk}
         progress(sum(point.hash in rows for point in missing), len(missing))
-    return ServedSweep(
-        [rows[point.hash] for point in points], len(missing), setup_s, time.perf_counter() - start, files.damaged
-    )
+    found = [rows[point.hash] for point in points]
+    if all(row[LEFT_OUT] is not None for row in found):
+        raise _none_can_be(space, found[0][LEFT_OUT])
+    return ServedSweep(found, len(missing), setup_s, time.perf_counter() - start, files.damaged)
+
+
+def _none_can_be(space: Space, reason: str) -> SweepError:
+    return SweepError(f"{space.label}: no point can be served. The first: {reason}")
 
 
 def written(files: ChunkFiles, row: Callable[[Item], Row], items: Iterable[Item]) -> Iterator[list[Row]]:
@@ -145,7 +150,7 @@ def _with_a_sound_one(space: Space, tasks: Iterator[_Task]) -> Iterator[_Task]:
         if isinstance(task.serving, Serving):
             return chain(begun, tasks)
     if begun:
-        raise SweepError(f"{space.label}: no point can be served. The first: {begun[0].serving}")
+        raise _none_can_be(space, str(begun[0].serving))
     return iter(())
 
 

@@ -125,6 +125,13 @@ def test_a_folder_of_another_base_is_refused(study, tmp_path):
     assert "holds results of another study" in done.output.replace("\n", " ")
 
 
+def test_a_study_of_which_nothing_can_be_is_told_also_where_others_were_served(study, tmp_path):
+    for tensors, code in (([2, 3], 0), ([3], 2)):
+        done = sweep(study(axes={"serving.seed": [1], "deployment.tensor": tensors}), "--out", tmp_path / "out")
+        assert done.exit_code == code, done.output
+    assert "no point can be served. The first: deployment.tensor is 3" in done.output.replace("\n", " ")
+
+
 # The command, with a line in a file for every point that is served.
 SCRIPT = """
 import os, sys
