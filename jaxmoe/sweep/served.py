@@ -55,7 +55,7 @@ class ServedSweep:
 
     @property
     def front(self) -> list[Row]:
-        """Rows that keep their limits and that no other one beats in tokens/s of a user and of a GPU, those first."""
+        """Rows that keep their limits and that no other one beats in tokens/s of a user and of a GPU, by the first."""
         rows = sorted((row for row in self.served if row[KEEPS] and row[USER]), key=lambda row: -row[USER])
         if not rows:
             return []
