@@ -185,6 +185,23 @@ def serve_rates(
     """
 
 
+@app.command("serve best")
+@runs("serve_best", check=read_study)
+def serve_best(
+    config: options.StudyFile,
+    out: options.Out,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Find the deployment that serves most requests a second and GPU within the limits of its users.
+
+    A study names a scenario with serving, and axes over deployment and over the engines of serving. Deployments are
+    tried one after another at a rate a little above the best one's so far, each for as long as it may meet the limits.
+
+    Example: jaxmoe serve best studies/serving/best.yaml --out runs/best
+    """
+
+
 @app.command()
 @runs("network")
 def network(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any
 
@@ -41,13 +41,18 @@ class Serving:
     gpus: int  # of all engines
     rebalancing: Rebalancing | None = None  # where requests have topics
 
-    def at(self, rate: float | None = None, token_times: bool = False, steps: bool = False) -> tuple[Requests, Served]:
-        """The requests, at another rate where one is given, and what becomes of them."""
+    def at(
+        self,
+        rate: float | None = None,
+        token_times: bool = False,
+        steps: bool = False,
+        goes_on: Callable[[Requests, Served], bool] | None = None,
+    ) -> tuple[Requests, Served]:
+        """The requests, at another rate where one is given, and what becomes of them for as long as it `goes_on`."""
         requests = self.requests if rate is None else at_rate(self.requests, rate)
         planned = self.planned if rate is None else self._planned(requests)
-        return requests, serve(
-            requests, self.fleet, self.table, self.table, token_times, steps, planned.changes if planned else ()
-        )
+        changes, asks = planned.changes if planned else (), None if goes_on is None else partial(goes_on, requests)
+        return requests, serve(requests, self.fleet, self.table, self.table, token_times, steps, changes, asks)
 
     @cached_property
     def planned(self) -> Planned | None:

@@ -81,7 +81,7 @@ def sweep_served(study: Study, folder: Path, progress: Progress) -> ServedSweep:
     Raises `SweepError` where the study asks for layers or the folder is of another one, and where no point can be.
     """
     check_installed()
-    _check(study)
+    check_serving(study)
     with locked(folder):
         return _sweep(study, folder, progress)
 
@@ -124,7 +124,7 @@ def written(files: ChunkFiles, row: Callable[[Item], Row], items: Iterable[Item]
         yield chunk
 
 
-def _check(study: Study) -> None:
+def check_serving(study: Study) -> None:
     """Raise `SweepError` for what a study of requests over time has no use for."""
     config, told = study.config, "is given beside axes of serving, which has whole steps of a deployment; drop it"
     given = [key for key in LAYERS_ALONE if key in config.model_fields_set]

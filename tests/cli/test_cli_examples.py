@@ -47,6 +47,7 @@ LONG = (
     "simulate",
     "serve",
     "serve rates",
+    "serve best",
     "sweep",
     "trace stats",
     "trace fit",

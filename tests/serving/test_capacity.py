@@ -14,10 +14,18 @@ from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served, StepLog
 
 
+@pytest.mark.parametrize("stride", [1.05, 2.0])
 @pytest.mark.parametrize("threshold", [0.013, 1.0, 7.3, 900.0])
-def test_the_highest_rate_is_found_from_either_side(threshold):
-    found = highest_rate(lambda rate: rate <= threshold, start=1.0, tolerance=0.01)
+def test_the_highest_rate_is_found_from_either_side(threshold, stride):
+    found = highest_rate(lambda rate: rate <= threshold, start=1.0, tolerance=0.01, stride=stride)
     assert threshold / 1.01 <= found <= threshold
+
+
+def test_a_small_stride_asks_less_near_the_start():
+    asked: dict[float, list[float]] = {1.05: [], 2.0: []}
+    for stride, rates in asked.items():
+        highest_rate(lambda rate, rates=rates: rates.append(rate) or rate <= 1.03, 1.0, stride=stride)
+    assert len(asked[1.05]) < len(asked[2.0]) / 2 + 1
 
 
 def test_without_an_end_the_rate_is_infinite_and_with_no_beginning_zero():

@@ -15,7 +15,7 @@ from jaxmoe.serving.online.reference import serve_plainly
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
 from jaxmoe.serving.online.simulate import serve
-from jaxmoe.serving.online.step_table import StepTable, Term
+from jaxmoe.serving.online.step_table import FEATURES, StepTable, Term
 
 SECOND = constant(1.0)
 
@@ -327,3 +327,36 @@ def test_what_can_never_be_served_is_told_before():
 def test_settings_that_serve_nothing(make, told):
     with pytest.raises(InputError, match=told):
         make()
+
+
+def test_a_run_that_does_not_go_on_has_what_a_whole_one_has_by_then(monkeypatch):
+    monkeypatch.setattr("jaxmoe.serving.online.simulate.LOOK", 3)
+    ended = 0
+    for seed in range(20):
+        requests, fleet, table, decode_table = drawn_scenario(seed)
+        whole, looks = serve(requests, fleet, table, decode_table), []
+
+        def goes_on(served: Served, looks: list[Served] = looks) -> bool:
+            looks.append(served)
+            return len(looks) < 3
+
+        begun = serve(requests, fleet, table, decode_table, goes_on=goes_on)
+        assert begun.steps is None
+        for found in (begun, *looks):
+            for name in ("sent", "first_token", "finish"):
+                own, all_of_them = getattr(found, name), getattr(whole, name)
+                assert (own[own >= 0] == all_of_them[own >= 0]).all()
+        ended += (begun.finish < 0).any()
+        if len(looks) < 3:
+            assert (begun.finish == whole.finish).all()
+    assert ended > 5
+
+
+def test_steps_of_a_batch_of_them_are_those_of_each():
+    table = drawn_scenario(3).table
+    features = np.random.default_rng(0).uniform(0, 150, (5, 2, len(FEATURES)))
+    features[2, :, FEATURES.index("tokens")] = 0
+    each = [float(table.seconds(step)) for step in features]
+    assert table.seconds(features).tolist() == each
+    assert each[2] == 0
+    assert min(each[:2] + each[3:]) > 0

@@ -21,18 +21,22 @@ FULL = 0.8  # of a resource that requests wait for
 FREE, NEXT, STEP = "nothing waits", "the next step", "step time"
 
 
-def highest_rate(meets: Callable[[float], bool], start: float, tolerance: float = 0.01, most: int = 40) -> float:
+def highest_rate(
+    meets: Callable[[float], bool], start: float, tolerance: float = 0.01, most: int = 40, stride: float = 2.0
+) -> float:
     """The highest rate that `meets` limits, 1/s: one within `tolerance` above it does not.
 
-    Found by halving the ratio of a rate that does and one that does not. Zero where no rate of `most` halvings of
-    `start` does, infinite where all of as many doublings do.
+    Found by halving the ratio of a rate that does and one that does not, which are looked for from `start` on: the
+    first ratio is `stride`, and each further one the square of the last up to 2. Zero where no rate of `most` such
+    steps down does, infinite where all of as many up do.
     """
     rises = meets(start)
     low = high = start
     for _ in range(most):
-        low, high = (high, high * 2) if rises else (low / 2, low)
+        low, high = (high, high * stride) if rises else (low / stride, low)
         if meets(high if rises else low) != rises:
             break
+        stride = min(stride**2, 2.0)
     else:
         return math.inf if rises else 0.0
     while high / low > 1 + tolerance:

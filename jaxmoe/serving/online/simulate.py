@@ -1,6 +1,6 @@
 """Serve requests with engines over time, compiled by Numba: several calls run side by side on threads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -35,6 +35,7 @@ from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
 
 LOG = 1 << 16  # steps that are logged at a time
+LOOK = 512  # steps after which a run is asked whether it goes on
 
 
 def serve(
@@ -45,11 +46,13 @@ def serve(
     token_times: bool = False,
     steps: bool = False,
     changes: Sequence[Change] = (),
+    goes_on: Callable[[Served], bool] | None = None,
 ) -> Served:
     """Where and when each request is served by engines whose steps take what `table` says, until `changes` of it.
 
-    Steps of a decode pool take `decode_table`, or `table` too. Raises `InputError` for requests that can never be
-    served, and changes that cannot be.
+    Steps of a decode pool take `decode_table`, or `table` too. `goes_on` is asked now and then, with what was served so
+    far; where it says no, the rest is not served: moments that have not come are -1. Raises `InputError` for requests
+    that can never be served, and changes that cannot be.
     """
     fleet.check(requests)
     check_changes(changes, fleet.all_engines)
@@ -61,7 +64,7 @@ def serve(
     memory = _memory(requests, fleet, ranks)
     queues = _queues(len(requests), ranks)
     token_starts = np.concatenate([[0], np.cumsum(requests.output)]) if token_times else np.zeros(0, np.int64)
-    log = LOG + len(engines) if steps else 0
+    log = len(engines) + (LOG if goes_on is None else LOOK) if steps or goes_on else 0
     records = Records(
         token_starts,
         np.zeros(token_starts[-1] if token_times else 0),
@@ -76,6 +79,12 @@ def serve(
         count = clock.counts[LOGGED]
         logged.append((records.step_numbers[:count].copy(), records.step_times[:count].copy()))
         clock.counts[LOGGED] = 0
+        if goes_on is not None and not done:
+            done = not goes_on(_served(queues, memory, records))
+    return _served(queues, memory, records, _steps(logged) if steps else None)
+
+
+def _served(queues: Queues, memory: KvMemory, records: Records, steps: StepLog | None = None) -> Served:
     jobs, moments = memory.jobs, queues.moments
     return Served(
         sent=moments[:, SENT].copy(),
@@ -88,9 +97,9 @@ def serve(
         finish=moments[:, FINISH].copy(),
         cached=jobs[:, CACHED].copy(),
         preemptions=jobs[:, PREEMPTED].copy(),
-        token_starts=token_starts,
+        token_starts=records.token_starts,
         token_times=records.token_times,
-        steps=_steps(logged) if steps else None,
+        steps=steps,
     )
 
 

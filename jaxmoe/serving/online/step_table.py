@@ -44,23 +44,26 @@ class StepTable:
 
     terms: tuple[Term, ...]
 
-    def seconds(self, features: Float[np.ndarray, "ranks F"]) -> float:
-        """Seconds of a step; ranks without tokens count as idle, and a step without any takes none."""
-        if not features[:, FEATURES.index("tokens")].any():
-            return 0.0
-        own = [sum(_read(term, rank) for term in self.terms if term.scope == "rank") for rank in features]
-        common = sum(_read(term, features[0]) for term in self.terms if term.scope == "group")
-        return float(max(own) + common)
+    def seconds(self, features: Float[np.ndarray, "*steps ranks F"]) -> Float[np.ndarray, "*steps"]:
+        """Seconds of steps; ranks without tokens count as idle, and a step without any takes none."""
+        of_rank = [_read(term, features) for term in self.terms if term.scope == "rank"]
+        common = [_read(term, features[..., :1, :])[..., 0] for term in self.terms if term.scope == "group"]
+        any_tokens = features[..., FEATURES.index("tokens")].any(axis=-1)
+        slowest = sum(of_rank, np.zeros(features.shape[:-1])).max(axis=-1)
+        return np.where(any_tokens, slowest + sum(common, np.zeros(any_tokens.shape)), 0.0)
 
 
-def _read(term: Term, rank: Float[np.ndarray, " F"]) -> float:
-    values = term.values
+def _read(term: Term, features: Float[np.ndarray, "*rows F"]) -> Float[np.ndarray, "*rows"]:
+    rows = features.reshape(-1, len(FEATURES))
+    each = np.arange(len(rows))
+    values = np.broadcast_to(term.values, (len(rows), *np.shape(term.values)))
     for name, grid in zip(term.features, term.grids, strict=True):
-        at = max(rank[FEATURES.index(name)], grid[0])
         if len(grid) == 1:
-            values = values[0]
+            values = values[:, 0]
             continue
-        low = min(int(np.searchsorted(grid, at, side="right")) - 1, len(grid) - 2)
+        at = np.maximum(rows[:, FEATURES.index(name)], grid[0])
+        low = np.minimum(np.searchsorted(grid, at, side="right") - 1, len(grid) - 2)
         part = (at - grid[low]) / (grid[low + 1] - grid[low])
-        values = values[low] + part * (values[low + 1] - values[low])
-    return term.weight * float(values)
+        below, above = values[each, low], values[each, low + 1]
+        values = below + part.reshape(-1, *[1] * (values.ndim - 2)) * (above - below)
+    return term.weight * values.reshape(features.shape[:-1])

@@ -1,0 +1,54 @@
+"""Whether engines meet limits at rates, by as few simulated requests as that takes."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxmoe.experiment.serving import Serving
+from jaxmoe.serving.online.capacity import drained_rate, highest_rate
+from jaxmoe.serving.online.metrics import Limits
+from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.served import Served
+
+
+@dataclass(eq=False)
+class RateTrials:
+    """Trials of a serving at rates, each at most once; `simulated` counts the requests that came in them.
+
+    A trial that `ends_early` does so as soon as too many requests are over their limits, so it answers what
+    `Serving.meets` does.
+    """
+
+    serving: Serving
+    ends_early: bool = True
+    simulated: int = 0
+    _known: dict[float, bool] = field(default_factory=dict)
+
+    def meets(self, rate: float) -> bool:
+        """Whether the requests drain at a rate, 1/s, and the part of them that is asked keeps its limits."""
+        if rate not in self._known:
+            self._known[rate] = self._meets(rate)
+        return self._known[rate]
+
+    def highest(self, start: float, tolerance: float, stride: float = 2.0) -> float:
+        """The highest rate that meets the limits, 1/s, as `highest_rate` finds it from `start`."""
+        return highest_rate(self.meets, start, tolerance, stride=stride)
+
+    def _meets(self, rate: float) -> bool:
+        requests, served = self.serving.at(rate, goes_on=self._may_meet if self.ends_early else None)
+        self.simulated += int((served.sent >= 0).sum())
+        return bool((served.finish >= 0).all()) and self._may_meet(requests, served) and drained_rate(served) is None
+
+    def _may_meet(self, requests: Requests, served: Served) -> bool:
+        count, limits = len(requests), self.serving.limits
+        return (count - over_limits(requests, served, limits)) / count >= limits.part
+
+
+def over_limits(requests: Requests, served: Served, limits: Limits) -> int:
+    """Requests that are over a limit already, of which some may not be done yet."""
+    now = max(float(each.max()) for each in (served.sent, served.first_token, served.finish))
+    come, begun, done = (each >= 0 for each in (served.sent, served.first_token, served.finish))
+    first = np.where(begun, served.first_token, now) - served.sent
+    further = np.where(done, served.finish, now) - served.first_token
+    slow = (further / np.maximum(requests.output - 1, 1) > limits.per_token) & (requests.output > 1)
+    return int((come & (first > limits.first_token) | begun & slow).sum())
