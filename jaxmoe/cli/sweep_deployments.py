@@ -111,6 +111,8 @@ def _print_fronts(study: Study, sweep: DeploymentSweep) -> None:
         _print_front(f"{study.config.name}{': ' if case else ''}{_told(case)}", rows, keys, MOST_ROWS // len(shown))
     rate = len(sweep.priced) / sweep.seconds
     went = f"{len(sweep.priced)} of {len(sweep.rows)} deployments priced, {rate:.0f} a second with compilation"
+    if sweep.known_chunks:
+        went += f"\n{sweep.known_chunks} chunks of them were in the folder, of an earlier run"
     if len(shown) < len(fronts):
         went += f"\nshown are fronts of {len(shown)} of {len(fronts)} cases; deployments.csv has all"
     Console(highlight=False).print(went, soft_wrap=True)

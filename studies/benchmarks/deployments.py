@@ -1,8 +1,7 @@
 """Deployments of a whole model that a sweep prices in a second; see README.md.
 
 The sweep runs in a process that has compiled nothing, then again. The baseline prices some of its points one at a
-time, compiled as well, and has to tell the same. Seconds are those of processors, so that other work counts less; those
-of pricing alone, after points are made and checked, are of the clock.
+time, compiled as well, and has to tell the same. Seconds are those of processors, so that other work counts less.
 """
 
 import resource
@@ -45,7 +44,7 @@ def one_at_a_time(sweep: DeploymentSweep) -> float:
 def rows() -> Iterator[dict[str, object]]:
     first, cold = swept()
     runs = [swept() for _ in range(ROUNDS)]
-    again, pricing = min(seconds for _, seconds in runs), min(sweep.seconds for sweep, _ in runs)
+    again = min(seconds for _, seconds in runs)
     count = len(first.priced)
     yield {
         "deployments": len(first.rows),
@@ -55,7 +54,6 @@ def rows() -> Iterator[dict[str, object]]:
         "cold_per_core_s": f"{count / cold:.0f}",
         "again_core_s": f"{again:.1f}",
         "again_per_core_s": f"{count / again:.0f}",
-        "pricing_per_s": f"{count / pricing:.0f}",
         "one_at_a_time_per_core_s": f"{1 / one_at_a_time(first):.0f}",
         "peak_GiB": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}",
     }

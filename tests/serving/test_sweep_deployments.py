@@ -175,6 +175,8 @@ def test_the_command_writes_all_points_and_prints_fronts_in_80_columns(study, tm
     assert len(rows) == summary["deployments"] == summary["priced"] + sum(summary["left_out"].values())
     on_front = [row for row in rows if row["on_front"] == "True"]
     assert len(on_front) == sum(len(front["deployments"]) for front in summary["fronts"])
+    again = sweep(study(), "--out", tmp_path / "out")
+    assert "11 chunks of them were in the folder" in again.output
     page = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--out", str(tmp_path / "page")])
     assert page.exit_code == 2
     assert "is of a sweep over deployments, which has no page" in page.output.replace("\n", " ")
