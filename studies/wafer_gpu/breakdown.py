@@ -21,16 +21,6 @@ SCENARIO = HERE.parents[1] / "configs" / "scenarios" / "deployed" / "deepseek-v3
 ATTENTION = ("projections", "decode attention", "prefill attention")
 MOVED = (THERE, BACK)  # of layers with experts: MoE's all-to-all, or what stands for it where experts are cut
 V3 = "deepseek-v3"
-# Options of the scenario: how GPUs are used, and which and how many they are.
-COMMON = (
-    "backend: sglang, products: {precision}, experts: {precision}, "
-    "concurrency: {users}, prompt_tokens: {prompt}, output_tokens: 2"  # half of which is context on average
-)
-CUT = f"deployment={{{{tensor: {{gpus}}, {COMMON}}}}}"
-APART = (
-    "deployment={{tensor: {tensor}, data: {data}, expert_ranks: {gpus}, exchange: deepep_low_latency, "
-    f"redundant_experts: {{copies}}, cache: fp8, {COMMON}}}}}"
-)
 
 
 class Serving(NamedTuple):
@@ -52,11 +42,18 @@ class Serving(NamedTuple):
     @property
     def options(self) -> list[str]:
         """What to `--set` in the scenario."""
-        users, data = round(self.sequences * self.gpus), self.gpus // self.tensor
-        known = self._asdict() | {"users": users, "data": data, "prompt": self.context - 1}
+        layout: dict[str, object] = {"backend": "sglang", "products": self.precision, "experts": self.precision}
+        if self.copies is None:
+            layout |= {"tensor": self.gpus}
+        else:
+            layout |= {"tensor": self.tensor, "data": self.gpus // self.tensor, "expert_ranks": self.gpus}
+            layout |= {"exchange": "deepep_low_latency", "redundant_experts": self.copies, "cache": "fp8"}
+        # Half of the answers are context on average.
+        layout |= {"concurrency": round(self.sequences * self.gpus), "prompt_tokens": self.context - 1}
+        told = ", ".join(f"{key}: {value}" for key, value in (layout | {"output_tokens": 2}).items())
         nodes = [] if "x" in self.machine.rpartition("_")[2] else [f"hardware.nodes={self.gpus}"]
-        layout = (CUT if self.copies is None else APART).format(**known)
-        return [f"hardware={self.machine}", *nodes, f"model={self.model}", "evaluation.layers=null", layout]
+        named = [f"hardware={self.machine}", *nodes, f"model={self.model}", "evaluation.layers=null"]
+        return [*named, f"deployment={{{told}}}"]
 
     @property
     def told(self) -> str:
