@@ -13,7 +13,7 @@ from table1 import BATCHES, SEED, TOKENS, relative, rows
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.methods.camoe.gate import GateProblem, capacity_of
 
-FACTORS = ("none", 8.0, 4.0, 2.0, 1.25)  # none is the paper's gate without limits
+FACTORS = ("none", 8, 4, 2, 1.25)  # none is the paper's gate without limits
 STRENGTHS = (0.0, 0.1, 0.25)
 
 
