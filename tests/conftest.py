@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,19 @@ def pytest_configure() -> None:
     # Numba keeps what it compiled whatever the level: a user's own must not be that of tests.
     os.environ.setdefault("NUMBA_OPT", "1")
     os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / "numba"))
+
+
+def pytest_sessionstart() -> None:
+    """What users wait for to be compiled lightly is in tests not optimised at all; its own option overrides flags."""
+    from jaxmoe import compiling  # not before jaxtyping looks at what is imported
+
+    compiling.LIGHT.update(compiling.SOONER)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One more than there are cores: a fifth of the time a worker waits, for its disk or for programs it started."""
+    return (yield) + 1
 
 
 @pytest.hookimpl(tryfirst=True)
