@@ -1,22 +1,24 @@
 """Damaged inputs to every reader: `python tests/fuzz/fuzz_readers.py [--cases N] [--seed S] [--reader NAME]`.
 
-Each reader runs in a process of its own, whose memory is limited. A case fails where anything but the project's own
-errors comes out, where the error does not name the file, where reading takes longer than `MOST_SECONDS`, or
-where the process dies. Prints a table and the failures; the exit status is 1 if there are any, or if a process ever
-held more than `MOST_BYTES`. A case is its seed, reader and number: `--reader NAME --first I --cases 1` runs it again.
+Each reader runs in a process of its own, whose memory is limited, forked from one that has loaded what all need. A case
+fails where anything but the project's own errors comes out, where the error does not name the file, where reading takes
+longer than `MOST_SECONDS`, or where the process dies. Prints a table and the failures; the exit status is 1 if there
+are any, or if a process ever held more than `MOST_BYTES`. A case is its seed, reader and number: `--reader NAME --first
+I --cases 1` runs it again.
 """
 
 import argparse
 import json
+import os
 import resource
-import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -27,7 +29,7 @@ import readers
 MOST_SECONDS = 5.0
 MOST_LETTERS = 20_000  # of a message
 MOST_BYTES = 2**30
-PATIENCE = 60  # seconds without a word until a process counts as hanging, its start counted
+PATIENCE = 60  # seconds after which a process is ended that is still at the same case
 
 
 @dataclass
@@ -73,6 +75,8 @@ def cases(
             _limit_memory()
         for number in range(first, last):
             yield {"start": number}
+            if limited:
+                signal.alarm(PATIENCE)
             rng = Random(f"{seed}/{reader.name}/{number}")
             _laid(folder, reader.damaged(rng, inputs, others))
             start = time.perf_counter()
@@ -83,25 +87,43 @@ def cases(
             yield {"number": number, "outcome": outcome, "seconds": seconds, "peak": _peak()}
 
 
-def watched(name: str, seed: int, first: int, last: int) -> Tally:
+def serve() -> None:
+    """Fork a process for every stretch of cases that a line of standard input asks for, one after the other."""
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                name, seed, first, last = json.loads(line)
+                for told in cases(readers.READERS[name], seed, last, first, limited=True):
+                    print(json.dumps(told), flush=True)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print("\n" + json.dumps({"ended": ended}), flush=True)  # on a line of its own, whatever was begun
+
+
+def watched(server: subprocess.Popen, name: str, seed: int, first: int, last: int) -> Tally:
     """The cases of a reader in processes of their own; a new one goes on where one died or hung."""
     tally = Tally()
     while first < last:
-        command = [sys.executable, __file__, "--worker", name, "--seed", str(seed), "--first", str(first)]
-        command += ["--cases", str(last - first)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            first = _follow(process, name, tally, first)
+        server.stdin.write(json.dumps([name, seed, first, last]) + "\n")
+        server.stdin.flush()
+        first = _follow(server.stdout, name, tally, first)
     return tally
 
 
-def _follow(process: subprocess.Popen, name: str, tally: Tally, first: int) -> int:
+def _follow(lines: Iterable[str], name: str, tally: Tally, first: int) -> int:
     """Count what a process tells; the case to go on with."""
     running, started, last_words = first, False, ""
-    for line in _lines(process):
+    for line in lines:
         if not line.startswith('{"'):
             last_words += line
             continue
         told = json.loads(line)
+        if "ended" in told:
+            break
         running, started = told.get("start", running), True
         if "outcome" not in told:
             continue
@@ -112,31 +134,15 @@ def _follow(process: subprocess.Popen, name: str, tally: Tally, first: int) -> i
             setattr(tally, outcome, getattr(tally, outcome) + 1)
         else:
             tally.failures.append(f"{name}, case {running}: {outcome}")
-    if process.wait() != 0:
+    else:
+        raise RuntimeError(f"the processes of readers ended:\n{last_words}")
+    if told["ended"] != 0:
         if not started:
             raise RuntimeError(f"{name} does not start:\n{last_words}")
         tally.cases += 1
-        tally.failures.append(f"{name}, case {running}: ended with {process.returncode}\n{last_words[-2000:]}")
+        tally.failures.append(f"{name}, case {running}: ended with {told['ended']}\n{last_words[-2000:]}")
         return running + 1
     return first
-
-
-def _lines(process: subprocess.Popen) -> Iterator[str]:
-    """What a process writes; it is stopped once it has been silent for too long."""
-    assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        rest = b""
-        while True:
-            if not selector.select(PATIENCE):
-                process.kill()
-                yield f"silent for {PATIENCE} s\n"
-                return
-            piece = process.stdout.read1(2**16)
-            if not piece:
-                return
-            *lines, rest = (rest + piece).split(b"\n")
-            yield from (line.decode(errors="replace") + "\n" for line in lines)
 
 
 def _laid(folder: Path, files: readers.Files) -> Path:
@@ -168,11 +174,13 @@ def fuzz(total: int, seed: int, names: list[str], first: int = 0) -> dict[str, T
     able = [name for name in names if not readers.READERS[name].lacks]
     print(f"{'reader':22}{'cases':>7}{'refused':>9}{'read':>7}{'failed':>8}{'worst s':>9}{'peak MiB':>10}")
     found = {}
-    for place, name in enumerate(able):
-        each = total // len(able) + (place < total % len(able))
-        tally = found[name] = watched(name, seed, first, first + each)
-        row = f"{tally.cases:7}{tally.refused:9}{tally.read:7}{len(tally.failures):8}"
-        print(f"{name:22}{row}{tally.seconds:9.3f}{tally.peak / 2**20:10.0f}", flush=True)
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([sys.executable, __file__, "--serve"], text=True, errors="replace", **piped) as server:
+        for place, name in enumerate(able):
+            each = total // len(able) + (place < total % len(able))
+            tally = found[name] = watched(server, name, seed, first, first + each)
+            row = f"{tally.cases:7}{tally.refused:9}{tally.read:7}{len(tally.failures):8}"
+            print(f"{name:22}{row}{tally.seconds:9.3f}{tally.peak / 2**20:10.0f}", flush=True)
     for name in names:
         if lacks := readers.READERS[name].lacks:
             print(f"{name:22}skipped: {lacks}")
@@ -185,12 +193,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of each reader's first case")
     parser.add_argument("--reader", action="append", choices=readers.READERS, help="these readers alone")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.worker:
-        reader = readers.READERS[asked.worker]
-        for told in cases(reader, asked.seed, asked.first + asked.cases, asked.first, limited=True):
-            print(json.dumps(told), flush=True)
+    if asked.serve:
+        serve()
         return 0
     found = fuzz(asked.cases, asked.seed, asked.reader or list(readers.READERS), asked.first)
     failures = [failure for tally in found.values() for failure in tally.failures]
