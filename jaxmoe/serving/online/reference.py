@@ -154,7 +154,7 @@ class _Simulation:
         tokens = features[:, FEATURES.index("tokens")]
         features[:, ALL_TOKENS], features[:, MOST_TOKENS] = tokens.sum(), tokens.max()
         if tokens.any():
-            seconds = engine.change(now) + engine.table.seconds(features)
+            seconds = engine.change(now) + float(engine.table.seconds(features))
             engine.end = now + seconds
             counts = [(len(rank.running), len(rank.waiting), rank.blocks.used) for rank in engine.ranks]
             self.steps.append((engine.number, now, seconds, int(tokens.sum()), *map(sum, zip(*counts, strict=True))))
