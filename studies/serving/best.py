@@ -27,9 +27,9 @@ from jaxmoe.sweep.study import Study, StudyConfig
 
 HERE = Path(__file__).resolve().parent
 SEEDS, COUNT = (0, 1, 2), 600  # requests of a trace
+PART = 0.95  # of requests, which keep both limits
 JUDGED = 0.002  # tolerance of judged rates
 CONV, CODE = "traces/arrivals/azure_llm_2023_conv.npz", "traces/arrivals/azure_llm_2023_code.npz"
-MOONCAKE = "measured/arrivals/mooncake_conversation.jsonl"
 BATCHING: dict[str, list[int]] = {
     "serving.engine.token_budget": [1024, 2048, 4096, 8192],
     "serving.engine.seats": [32, 64, 128, 256],
@@ -52,7 +52,6 @@ class Setting:
     per_token_ms: float
     gpus: int
     axes: Mapping[str, list[int]]
-    part: float = 0.95
 
     @property
     def splits(self) -> bool:
@@ -76,9 +75,6 @@ SETTINGS = {
     "chat in haste, 2 RTX": Setting(RTX, {}, CONV, 0.5, 25, 2, SMALL | BATCHING),
     "code, 8 H100": Setting(H200, MIXTRAL, CODE, 2, 50, 8, LARGE | FEWER),
     "bursts, 2 H200": Setting(H200, {}, drawn(8192, 512, 2), 5, 50, 2, SMALL | BATCHING),
-    "long prompts, 2 H200": Setting(
-        H200, {"deployment.backend": "sglang"}, MOONCAKE, 10, 100, 2, SMALL | BATCHING, part=0.9
-    ),
     "pools, 4 H200": Setting(
         H200, {}, drawn(4096, 512, 1), 2, 25, 4, {"deployment.tensor": [1, 2], "serving.engines": [1, 2, 3]} | BATCHING
     ),
@@ -87,7 +83,7 @@ SETTINGS = {
 
 def study_of(setting: Setting, shared: Path) -> Study:
     """What may be chosen, as `jaxmoe serve best` reads it, with requests for all seeds."""
-    limits = {"first_token_s": setting.first_token_s, "per_token_ms": setting.per_token_ms, "part": setting.part}
+    limits = {"first_token_s": setting.first_token_s, "per_token_ms": setting.per_token_ms, "part": PART}
     count, trace = 2 * COUNT * len(SEEDS), setting.trace
     asked = {"arrivals": {"kind": "file", "path": str(shared / trace)}} if isinstance(trace, str) else dict(trace)
     serving = asked | {"arrivals": asked["arrivals"] | {"requests": count}, "limits": limits}
@@ -167,7 +163,7 @@ def tell(rows: list[dict[str, str]]) -> None:
 
 if __name__ == "__main__":
     parser = study_options(__doc__, resume=True)
-    add_shared(parser, HERE.parents[1].parent / "shared", "traces", "measured")
+    add_shared(parser, HERE.parents[1].parent / "shared", "traces")
     given = parser.parse_args()
     cases = list(product(SETTINGS, SEEDS))
     columns = ("setting", "seed", "method", "candidates", "rate_per_s_gpu", "regret", "judged_per_s_gpu", "simulated")
