@@ -15,7 +15,7 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import write_table
 from jaxmoe.report.style import aligned, digits
 from jaxmoe.serving.online.capacity import Forbids
-from jaxmoe.sweep.best_deployment import TOLERANCE, Outcome, best_of, candidate, race, servings_of
+from jaxmoe.sweep.best_deployment import TOLERANCE, Verdict, best_of, candidate, race, servings_of
 from jaxmoe.sweep.study import read_study
 
 MOST_REASONS = 6
@@ -54,7 +54,7 @@ def run(folder: OutputFolder, interrupts: Interrupts, config: Path) -> None:
     print_warnings([*reasons[:MOST_REASONS], *more])
 
 
-def _told(outcome: Outcome) -> Row:
+def _told(outcome: Verdict) -> Row:
     each = outcome.candidate
     return {
         "gpus": each.devices,
@@ -66,7 +66,7 @@ def _told(outcome: Outcome) -> Row:
     }
 
 
-def _rows(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> Iterator[Row]:
+def _rows(outcomes: Sequence[Verdict], left_out: Mapping[str, str]) -> Iterator[Row]:
     """Those that led, the best first, then all others as they were tried, then those left out."""
     for outcome in sorted(outcomes, key=lambda each: -(each.rate or 0.0)):
         yield {**outcome.candidate.values, **_told(outcome), "left_out": None}
@@ -74,7 +74,7 @@ def _rows(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> Iterator[
     yield from ({**none, "left_out": f"{values}: {reason}"} for values, reason in left_out.items())
 
 
-def _print(name: str, outcomes: Sequence[Outcome], best: Outcome, forbids: Forbids) -> None:
+def _print(name: str, outcomes: Sequence[Verdict], best: Verdict, forbids: Forbids) -> None:
     led = sorted((each for each in outcomes if each.rate), key=lambda each: -(each.rate or 0.0))
     values = [each.candidate.values for each in outcomes]
     axes = [key for key in values[0] if len({str(each[key]) for each in values}) > 1]

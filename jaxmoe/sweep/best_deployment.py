@@ -30,7 +30,7 @@ SAME_FOR_ALL = (*KEYS, *(f"serving.{name}" for name in ("arrivals", "lengths", "
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class Contender:
     """A deployment and its engines, with an estimate and a bound of its highest rate, 1/s."""
 
     values: Values
@@ -45,14 +45,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class Verdict:
     """What became of a candidate, and how many requests were simulated to know.
 
     Its highest rate, requests/s of a device, is known if it was better than all before it. Else its `bound` is not
     above theirs, or it does not meet the limits there: it is `behind`.
     """
 
-    candidate: Candidate
+    candidate: Contender
     how: Literal["led", "bound", "behind"]
     rate: float | None = None
     simulated: int = 0
@@ -84,28 +84,28 @@ def servings_of(study: Study) -> tuple[list[tuple[Values, Serving]], dict[str, s
     return found, left_out
 
 
-def candidate(values: Values, serving: Serving) -> Candidate:
+def candidate(values: Values, serving: Serving) -> Contender:
     """A candidate with what its table of steps tells; it bounds nothing where experts move and steps change."""
     asked = serving.requests, serving.fleet, serving.table, serving.limits
     bound = rate_bound(*asked) if serving.rebalancing is None else math.inf
-    return Candidate(values, serving, rate_estimate(*asked), bound)
+    return Contender(values, serving, rate_estimate(*asked), bound)
 
 
-def race(candidates: Sequence[Candidate], check: Callable[[], None] = lambda: None) -> list[Outcome]:
+def race(candidates: Sequence[Contender], check: Callable[[], None] = lambda: None) -> list[Verdict]:
     """What becomes of candidates, in the order in which they are tried; the last one that led is best.
 
     Where a rate that is met is one above all others that are, none is more than `AHEAD` better. `check` is called
     before each. Raises `InputError` where there are too few requests to tell.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[Verdict] = []
     leader = 0.0
     for each in sorted(candidates, key=lambda each: -each.estimate / each.devices):
         check()
         trials, target = RateTrials(each.serving), leader * (1 + AHEAD) * each.devices
         if leader and each.bound <= target:
-            outcomes.append(Outcome(each, "bound"))
+            outcomes.append(Verdict(each, "bound"))
         elif leader and not trials.meets(target):
-            outcomes.append(Outcome(each, "behind", simulated=trials.simulated))
+            outcomes.append(Verdict(each, "behind", simulated=trials.simulated))
         else:
             rate = trials.highest(target or start_of(each), TOLERANCE, STRIDE)
             if math.isinf(rate):
@@ -114,11 +114,11 @@ def race(candidates: Sequence[Candidate], check: Callable[[], None] = lambda: No
                     f"{told(each.values)}, so there is no highest rate; give more requests"
                 )
             leader = rate / each.devices
-            outcomes.append(Outcome(each, "led", leader, trials.simulated))
+            outcomes.append(Verdict(each, "led", leader, trials.simulated))
     return outcomes
 
 
-def best_of(study: Study, outcomes: Sequence[Outcome]) -> Outcome:
+def best_of(study: Study, outcomes: Sequence[Verdict]) -> Verdict:
     """The best of a race. Raises `SweepError` where no deployment meets the limits at any rate."""
     best = max(outcomes, key=lambda each: each.rate or 0.0)
     if not best.rate:
@@ -128,7 +128,7 @@ def best_of(study: Study, outcomes: Sequence[Outcome]) -> Outcome:
     return best
 
 
-def start_of(each: Candidate) -> float:
+def start_of(each: Contender) -> float:
     """A rate to look for the highest from, 1/s."""
     start = min(each.estimate, each.bound)
     return start if 0 < start < math.inf else mean_rate(each.serving.requests)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxmoe.experiment.rate_trials import RateTrials
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.sweep.best_deployment import TOLERANCE, Candidate, race, start_of
+from jaxmoe.sweep.best_deployment import TOLERANCE, Contender, race, start_of
 
 SHARE = 0.1  # of the grid's requests that the others may simulate
 KEPT = 4  # times fewer candidates go on to the next stretch
@@ -17,44 +17,44 @@ FIRST_TRIALS = 4  # of the guided model, which are the best by the estimate
 class Found(NamedTuple):
     """The candidate that a method takes, and the requests it simulated."""
 
-    chosen: Candidate
+    chosen: Contender
     simulated: int
 
 
 class Grid(NamedTuple):
     """Highest rates, requests/s of a GPU, of all candidates, and the requests of all trials, the whole trace each."""
 
-    rates: Mapping[Candidate, float]
+    rates: Mapping[Contender, float]
     simulated: int
 
 
-Method = Callable[[Sequence[Candidate], Grid, int], Found]
+Method = Callable[[Sequence[Contender], Grid, int], Found]
 
 
-def grid_of(candidates: Sequence[Candidate]) -> Grid:
+def grid_of(candidates: Sequence[Contender]) -> Grid:
     """Every candidate's highest rate."""
     trials = {each: RateTrials(each.serving, ends_early=False) for each in candidates}
     rates = {each: own.highest(start_of(each), TOLERANCE) / each.devices for each, own in trials.items()}
     return Grid(rates, sum(own.simulated for own in trials.values()))
 
 
-def by_grid(candidates: Sequence[Candidate], grid: Grid, seed: int) -> Found:
+def by_grid(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """The best of all."""
     return Found(max(candidates, key=lambda each: grid.rates[each]), grid.simulated)
 
 
-def by_race(candidates: Sequence[Candidate], grid: Grid, seed: int) -> Found:
+def by_race(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """What `jaxmoe serve best` does."""
     outcomes = race(candidates)
     return Found(max(outcomes, key=lambda each: each.rate or 0.0).candidate, sum(each.simulated for each in outcomes))
 
 
-def by_estimate(candidates: Sequence[Candidate], grid: Grid, seed: int) -> Found:
+def by_estimate(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """The best by the closed form; nothing is simulated."""
     return Found(max(candidates, key=_estimate), 0)
 
 
-def by_halving(candidates: Sequence[Candidate], grid: Grid, seed: int) -> Found:
+def by_halving(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """Highest rates over growing stretches of the trace, of fewer candidates each time; the estimate drops half."""
     left = sorted(candidates, key=_estimate, reverse=True)[: max(len(candidates) // 2, 1)]
     rates, simulated = {each: _estimate(each) for each in left}, 0
@@ -70,7 +70,7 @@ def by_halving(candidates: Sequence[Candidate], grid: Grid, seed: int) -> Found:
     return Found(left[0], simulated)
 
 
-def by_guide(candidates: Sequence[Candidate], grid: Grid, seed: int) -> Found:
+def by_guide(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """A tree-structured Parzen estimator over the axes that tries whole candidates, the best by the estimate first."""
     import optuna
 
@@ -80,7 +80,7 @@ def by_guide(candidates: Sequence[Candidate], grid: Grid, seed: int) -> Found:
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     for each in sorted(candidates, key=_estimate, reverse=True)[:FIRST_TRIALS]:
         study.enqueue_trial(each.values)
-    rates: dict[Candidate, float] = {}
+    rates: dict[Contender, float] = {}
     simulated = 0
     while simulated < SHARE * grid.simulated and len(study.trials) < 20 * len(candidates):
         trial = study.ask({key: optuna.distributions.CategoricalDistribution(values) for key, values in axes.items()})
@@ -122,7 +122,7 @@ def window(requests: Requests, start: int, stop: int) -> Requests:
     )
 
 
-def _estimate(each: Candidate) -> float:
+def _estimate(each: Contender) -> float:
     return each.estimate / each.devices
 
 

@@ -17,7 +17,7 @@ from jaxmoe.experiment.serving import Serving
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.sweep.best_deployment import AHEAD, TOLERANCE, Candidate, candidate, race, servings_of
+from jaxmoe.sweep.best_deployment import AHEAD, TOLERANCE, Contender, candidate, race, servings_of
 from jaxmoe.sweep.study import read_study
 
 __all__ = ["scenario"]  # a fixture
@@ -30,7 +30,7 @@ DERIVED = {"serving.engines": "4 / deployment.tensor"}
 SET = {"serving.arrivals.requests": 400}
 
 
-def server(seconds: float, gpus: int = 1, requests: int = 200, engines: int = 1) -> Candidate:
+def server(seconds: float, gpus: int = 1, requests: int = 200, engines: int = 1) -> Contender:
     """Each step takes so many seconds and reads one request, which may wait for another step."""
     come = Requests(np.arange(float(requests)), np.full(requests, 10), np.ones(requests, int))
     limits = Limits(first_token=2 * seconds, per_token=1.0, part=1.0)
@@ -55,7 +55,7 @@ def test_the_best_of_six_is_the_one_with_most_requests_a_second_and_gpu(order):
 
 
 def test_one_whose_estimate_is_too_low_leads_when_it_is_tried():
-    wrong = Candidate(SIX[1].values, SIX[1].serving, 0.01, np.inf)
+    wrong = Contender(SIX[1].values, SIX[1].serving, 0.01, np.inf)
     outcomes = race([SIX[0], wrong])
     assert [each.how for each in outcomes] == ["led", "led"]
     assert outcomes[1].candidate is wrong

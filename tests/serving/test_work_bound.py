@@ -13,7 +13,7 @@ from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.step_table import StepTable
-from jaxmoe.serving.online.work_bound import Kinds, Work, least_seconds, rate_bound, rate_estimate
+from jaxmoe.serving.online.work_bound import Kinds, RankWork, least_seconds, rate_bound, rate_estimate
 
 TEN = Fleet(Engine(token_budget=10, seats=4))
 SECOND = constant(1.0)
@@ -24,7 +24,7 @@ ALL_IN_TIME = Limits(first_token=2.0, per_token=1.0, part=1.0)
 def test_least_seconds_mix_kinds_of_steps_as_the_limit_per_token_asks():
     """One sequence in 1 s a step, or four in 2 s. 12 tokens take 6 s at best; at 1.5 s a token, half are alone: 9 s."""
     kinds = Kinds(np.array([1.0, 2.0]), np.array([1.0, 4.0]), np.zeros(2), np.array([1.0, 8.0]))
-    work = Work(0.0, 12.0, 12.0)
+    work = RankWork(0.0, 12.0, 12.0)
     assert least_seconds(kinds, work, np.inf) == pytest.approx(6)
     assert least_seconds(kinds, work, 1.5) == pytest.approx(9)
     assert least_seconds(kinds, work, 0.9) == np.inf

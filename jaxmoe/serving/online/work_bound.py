@@ -23,7 +23,7 @@ FINE_DECODING, FINE_READ = 8, 4  # sizes for each doubling
 SHORTEST = (0.5, 1.0)  # parts of all requests, those of the shortest outputs, whose work bounds the rate
 
 
-class Work(NamedTuple):
+class RankWork(NamedTuple):
     """Tokens of prompts to read, and to decode at least and at most; tokens before them on average."""
 
     read: float
@@ -42,7 +42,7 @@ class Kinds(NamedTuple):
     waited: Float[np.ndarray, " K"]  # s
 
 
-def least_seconds(kinds: Kinds, work: Work, per_token: float) -> float:
+def least_seconds(kinds: Kinds, work: RankWork, per_token: float) -> float:
     """Seconds for the work of a rank, W; infinite where no kind of step keeps the limit per token, s."""
     from scipy.optimize import linprog  # takes long to import
 
@@ -75,7 +75,7 @@ def rate_bound(requests: Requests, fleet: Fleet, table: StepTable, limits: Limit
         if in_time < 1:
             continue
         least = [float(np.sort(each[rows])[:in_time].sum()) for each in (read, further)]
-        work = Work(least[0], least[1], float(further[rows].sum()))
+        work = RankWork(least[0], least[1], float(further[rows].sum()))
         wait = limits.first_token + longest * limits.per_token
         for (engine, kinds, count), own in zip(pools, _shared_out(fleet, work), strict=True):
             come = least_seconds(kinds, own, limits.per_token) / (count * engine.ranks) - wait
@@ -90,7 +90,7 @@ def rate_estimate(requests: Requests, fleet: Fleet, table: StepTable, limits: Li
     """
     prompt, further = float(requests.prompt.mean()), float(requests.output.mean() - 1)
     context = prompt + further / 2
-    work = Work(float(_uncached(requests).mean()), further, further, prompt / 2, context)
+    work = RankWork(float(_uncached(requests).mean()), further, further, prompt / 2, context)
     seconds = 0.0
     for (engine, count), own in zip(_pools(fleet), _shared_out(fleet, work), strict=True):
         held = np.inf if engine.kv_blocks is None else engine.kv_blocks * engine.block_tokens / context
@@ -113,7 +113,7 @@ def _pools(fleet: Fleet) -> list[tuple[Engine, int]]:
     return [(fleet.engine, fleet.engines)] + ([(fleet.decode.engine, fleet.decode.engines)] if fleet.decode else [])
 
 
-def _shared_out(fleet: Fleet, work: Work) -> list[Work]:
+def _shared_out(fleet: Fleet, work: RankWork) -> list[RankWork]:
     """The work of each pool."""
     apart = [work._replace(least_decoded=0.0, most_decoded=0.0), work._replace(read=0.0)]
     return apart if fleet.decode else [work]
@@ -160,7 +160,7 @@ def _least_kinds(engine: Engine, table: StepTable) -> Kinds:
 
     The rank that decodes most may be another one than that which reads most, or than that with most tokens.
     """
-    sizes, none = _sizes(engine, engine.seats), Work(0.0, 0.0, 0.0)
+    sizes, none = _sizes(engine, engine.seats), RankWork(0.0, 0.0, 0.0)
     n, q = sizes.decoding, sizes.read
     ranks = [_features(n, q, none, engine.ranks)]
     if engine.ranks > 1:
@@ -172,7 +172,7 @@ def _least_kinds(engine: Engine, table: StepTable) -> Kinds:
 def _features(
     n: Float[np.ndarray, " K"],
     q: Float[np.ndarray, " K"],
-    work: Work,
+    work: RankWork,
     ranks: int,
     decoding: Float[np.ndarray, " K"] | None = None,
     read: Float[np.ndarray, " K"] | None = None,
