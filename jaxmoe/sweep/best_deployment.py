@@ -26,7 +26,7 @@ from jaxmoe.sweep.study import Study
 TOLERANCE = 0.01  # of the highest rate
 AHEAD = 0.015  # by which another deployment has to be better to be worth its trials
 STRIDE = 1.08  # between the first rates that one is tried at which is better
-SAME_FOR_ALL = (*KEYS, *(f"serving.{name}" for name in ("arrivals", "lengths", "prefixes", "limits", "seed")))
+SAME_FOR_ALL = (*KEYS, *(f"serving.{name}" for name in ("arrivals", "lengths", "prefixes", "topics", "limits", "seed")))
 
 
 @dataclass(frozen=True, eq=False)
