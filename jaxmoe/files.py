@@ -70,7 +70,7 @@ def write_table(
     with atomic_write(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
-        table.writerows({column: _cell(value, digits) for column, value in row.items()} for row in rows)
+        table.writerows({column: cell_text(value, digits) for column, value in row.items()} for row in rows)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -79,9 +79,10 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _cell(value: Any, digits: int | None) -> Any:
+def cell_text(value: Any, digits: int | None) -> str:
+    """A value as `write_table` writes it."""
     if digits is None or not isinstance(value, Real) or isinstance(value, Integral):
-        return value
+        return "" if value is None else str(value)
     return f"{float(value):.{digits}g}"
 
 

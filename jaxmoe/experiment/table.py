@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.experiment.table_age import Code, code_of, record, seed_of
-from jaxmoe.files import read_table, write_table
+from jaxmoe.files import cell_text, read_table, write_table
 
 Row = Mapping[str, Any]
 Case = tuple[Any, ...]
@@ -57,12 +57,16 @@ class Table:
             found.setdefault(tuple(row.get(column, "") for column in self.key), []).append(row)
         return found
 
+    def text(self, case: Case) -> tuple[str, ...]:
+        """The values of a case as its rows have them in the file."""
+        return tuple(cell_text(value, self.digits) for value in case)
+
     def made(self, case: Case) -> list[Row]:
         """Rows of a case. `ValueError` where one is not the case's by its key."""
-        rows = list(self.rows(*case))
+        rows, expected = list(self.rows(*case)), self.text(case)
         for row in rows:
-            if (told := tuple(str(row.get(column)) for column in self.key)) != _text(case):
-                wanted = ", ".join(f"{column}={value}" for column, value in zip(self.key, _text(case), strict=True))
+            if (told := self.text(tuple(row.get(column) for column in self.key))) != expected:
+                wanted = ", ".join(f"{column}={value}" for column, value in zip(self.key, expected, strict=True))
                 raise ValueError(f"{self.label(case)}: a row has {', '.join(told)} in its key; expected {wanted}")
         return rows
 
@@ -150,19 +154,19 @@ def _make(table: Table, path: Path, study: Path, given: argparse.Namespace, comp
     only = given.only if table.key else None
     wanted = [case for case in cases if not only or any(text in table.label(case) for text in only)]
     wanted = wanted[:1] if given.quick and not only else wanted
-    wanted = [case for case in wanted if not (given.resume and _text(case) in known)]
+    wanted = [case for case in wanted if not (given.resume and table.text(case) in known)]
     if given.list:
         print("".join(f"{table.label(case)}\n" for case in wanted), end="")
         return []
-    order = {_text(case): place for place, case in enumerate(cases)}
+    order = {table.text(case): place for place, case in enumerate(cases)}
 
     code: Code = {}
-    whole = {*map(_text, wanted)} >= known.keys()
+    whole = {*map(table.text, wanted)} >= known.keys()
 
     def keep(name: str, result: tuple[list[Row], Code]) -> str:
         rows, ran = result
         code.update(ran)
-        known[_text(named[name])] = rows
+        known[table.text(named[name])] = rows
         written = sorted(known, key=lambda case: order.get(case, len(order)))
         write_table(path, (row for case in written for row in known[case]), table.columns, table.digits)
         record(path, study, code, seed_of(table.rows), whole)
@@ -241,7 +245,3 @@ def _timed(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, f
     begun = time.perf_counter()
     result = work(*arguments)
     return result, time.perf_counter() - begun
-
-
-def _text(case: Case) -> tuple[str, ...]:
-    return tuple(map(str, case))

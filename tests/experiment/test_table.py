@@ -58,6 +58,15 @@ def test_with_resume_only_what_is_missing_is_made(tmp_path, capsys):
     assert made(tmp_path, [times(20.0)], "--no-resume", resume=True)["times"][0]["value"] == "20"
 
 
+def test_a_number_that_is_written_shorter_is_the_case_that_it_was(tmp_path):
+    def rows(factor):
+        return [{"factor": factor, "value": 1}]
+
+    table = Table("factors", rows, [(8.0,), (1 / 3,), (None,)], ("factor",), digits=3)
+    made(tmp_path, [table])
+    assert [row["factor"] for row in made(tmp_path, [table])["factors"]] == ["8", "0.333", ""]
+
+
 def test_rows_of_cases_that_are_no_more_stay_at_the_end(tmp_path):
     (tmp_path / "times.csv").write_text("case,seed,line,value\nold,9,0,1\n")
     assert [row["case"] for row in made(tmp_path, [times()])["times"]][-1] == "old"
