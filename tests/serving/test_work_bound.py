@@ -38,6 +38,12 @@ def test_a_bound_by_hand():
     assert rate_bound(ONE_TOKEN, TEN, SECOND, Limits(first_token=2.0)) == np.inf  # no limit per token
 
 
+def test_a_tenth_of_ten_requests_is_one_that_may_be_late():
+    """Nine steps of 1 s are done 2 s after the last arrival: nine gaps in 7 s at most."""
+    ten = Requests(np.arange(10.0), np.full(10, 10), np.ones(10, int))
+    assert rate_bound(ten, TEN, SECOND, Limits(2.0, 1.0, part=0.9)) == pytest.approx(9 / 7)
+
+
 def test_a_limit_per_token_that_no_step_keeps_leaves_no_rate():
     two = replace(ONE_TOKEN, output=np.full(11, 2))
     assert rate_bound(two, TEN, SECOND, Limits(2.0, 0.5, 1.0)) == 0

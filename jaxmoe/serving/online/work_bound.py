@@ -67,7 +67,8 @@ def rate_bound(requests: Requests, fleet: Fleet, table: StepTable, limits: Limit
         return np.inf
     pools = [(each, _least_kinds(each, table), count) for each, count in _pools(fleet)]
     read, further = _uncached(requests), requests.output - 1.0
-    may_be_late, bound = int((1 - limits.part) * len(requests)), np.inf
+    # 1 - 0.9 is a little less than 0.1, and must not make one request less of ten.
+    may_be_late, bound = int((1 - limits.part) * len(requests) + 1e-6), np.inf
     for part in SHORTEST:
         longest = np.quantile(further, part)
         rows = np.flatnonzero(further <= longest)
