@@ -122,7 +122,16 @@ class RoutedExchange(StepExchange):
 
 @dataclass(frozen=True, eq=False)
 class DomainAllToAll(RoutedExchange):
-    """TensorRT-LLM's all-to-all between GPUs that one domain of links joins."""
+    """TensorRT-LLM's all-to-all between GPUs that one domain of links joins.
+
+    Raises `KernelFileError` where its kernels are not known.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.kernels.file.of_kind("alltoall"):
+            raise KernelFileError(
+                f"{self.kernels.file.system}: has no all-to-all between GPUs; take deployment.exchange collectives"
+            )
 
     def there(self, tokens: Numbers) -> Launch | None:
         return self._launch(("prepare", "dispatch"), tokens)

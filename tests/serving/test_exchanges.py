@@ -211,6 +211,9 @@ def test_exchanges_that_are_not_known_are_refused():
     deployment = Deployment("sglang", data=16, expert_ranks=16, exchange="deepep_normal")
     with pytest.raises(KernelFileError, match="no dispatch of deepep_normal on 2 nodes"):
         DeepEP(WIDE, deployment, Kernels(kernel_file(), "sglang"), expert_loads(256, 8, 16), FILE)
+    deployment = Deployment("trtllm", data=8, expert_ranks=8, exchange="all_to_all")
+    with pytest.raises(KernelFileError, match=r"no all-to-all between GPUs; take deployment\.exchange collectives"):
+        ModelStep(WIDE, deployment, Kernels(kernel_file(), "trtllm"), expert_loads(256, 8, 8))
 
 
 @pytest.mark.parametrize(
