@@ -72,10 +72,31 @@ def test_tokens_are_counted_in_the_window_of_their_request():
     assert tokens[2].sum() == 7 + 8
 
 
-def test_a_file_that_has_no_groups_is_told(tmp_path):
-    np.savez(tmp_path / "a.npz", counts=np.ones((2, 4)))
+COUNTS = np.ones((2, 3, 4))
+NO_TOPICS = {
+    "keys": {"counts": COUNTS},
+    "names": {"group_name": ["law"], "counts_by_group": COUNTS},
+    "axes": {"group_name": ["law", "art"], "counts_by_group": COUNTS[0]},
+    "empty": {"group_name": np.array([], str), "counts_by_group": COUNTS[:0]},
+    "cut": None,
+    "nothing": None,
+    "array": None,
+}
+
+
+@pytest.mark.parametrize("case", NO_TOPICS)
+def test_a_file_that_has_no_groups_is_told(tmp_path, case):
+    path = tmp_path / "a.npz"
+    np.savez(path, **(NO_TOPICS[case] or NO_TOPICS["keys"]))
+    if case == "cut":
+        path.write_bytes(path.read_bytes()[:-30])
+    elif case == "nothing":
+        path.write_bytes(b"")
+    elif case == "array":
+        with path.open("wb") as file:
+            np.save(file, COUNTS)
     with pytest.raises(InputError, match="cannot be read as loads by topic"):
-        read_topics(tmp_path / "a.npz")
+        read_topics(path)
 
 
 def test_empty_slots_serve_nothing():

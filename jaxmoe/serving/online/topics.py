@@ -1,6 +1,7 @@
 """Topics of requests that drift: what users ask about over time, and which experts that loads."""
 
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,7 +21,9 @@ def read_topics(path: Path) -> dict[str, Shares]:
     try:
         with np.load(path) as arrays:
             names, counts = arrays["group_name"], arrays["counts_by_group"]
-    except (OSError, ValueError, KeyError) as error:
+        if counts.ndim != 3 or len(names) != len(counts) or not len(names):
+            raise ValueError(f"there are {len(names)} names of groups beside counts of shape {counts.shape}")
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise InputError(
             f"{path}: cannot be read as loads by topic ({error}); expected an .npz with group_name and counts_by_group "
             "[group, layer, expert]"
