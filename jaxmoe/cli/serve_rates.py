@@ -19,7 +19,7 @@ from jaxmoe.files import write_table
 from jaxmoe.report import plot_rates
 from jaxmoe.report.style import digits
 from jaxmoe.serving.online.arrivals import mean_rate
-from jaxmoe.sweep.chunks import POINTS, ChunkFiles, check_installed
+from jaxmoe.sweep.chunks import MANIFEST, POINTS, ChunkFiles, check_installed
 from jaxmoe.sweep.served import written
 
 MILLI = 1e-3
@@ -36,6 +36,8 @@ def run(
 ) -> None:
     """Serve the scenario's requests at each rate that the folder does not have yet."""
     check_installed("jaxmoe serve rates")
+    if (folder.path / MANIFEST).exists():  # whose files would count as damaged
+        raise OptionError(f"--out: {folder.path} holds results of a sweep; give another folder")
     wanted = _rates(rates)
     folder.to_go_on = "the same command goes on from there"
     with StageTimer() as clock:

@@ -256,6 +256,17 @@ def test_rates_that_cannot_be_are_told(scenario, tmp_path, given, said):
     assert said in done.output
 
 
+def test_files_of_a_sweep_are_left_alone(scenario, tmp_path):
+    points = tmp_path / "points"
+    points.mkdir()
+    (points / "a.parquet").write_bytes(b"of a sweep")
+    (tmp_path / "manifest.json").write_text("{}")
+    done = rates(scenario, "--rates", "20", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "holds results of a sweep; give another folder" in done.output.replace("\n", " ")
+    assert [path.name for path in points.iterdir()] == ["a.parquet"]
+
+
 def test_a_rate_that_never_drains_is_refused_with_one_that_does(scenario, tmp_path):
     fast = ["--set", "serving.arrivals.rate_per_s=1e5", "--set", "serving.arrivals.requests=400"]
     done = serve(scenario, *fast, "--out", tmp_path / "out")
