@@ -168,9 +168,12 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
     told: dict[int, str] = {}  # files of exchanges, of which few are common to all
 
     def exchanges_of(own: Deployed[ModelStep]) -> str:
-        if id(own.step.deepep) not in told:
-            told[id(own.step.deepep)] = repr(own.step.deepep)
-        return told[id(own.step.deepep)]
+        file = own.step.deepep
+        if id(file) not in told:
+            # The text of a file leaves out the numbers of kernels.
+            numbers = [vars(each.kernel) for each in file.exchanges] if file else []
+            told[id(file)] = repr((file, numbers))
+        return told[id(file)]
 
     asked = np.array([[row.get(key, np.nan) for row in rows] for key in KEYS], float).T  # where it is an axis
     contexts = _context(*np.nan_to_num(asked[:, 1:]).T)

@@ -2,16 +2,21 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from test_evaluate_phase import evaluate, scenario
+from test_exchanges import FILE, exchange
 from typer.testing import CliRunner
 
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_scenario
 from jaxmoe.experiment.deployment import deployed
+from jaxmoe.hardware.gpu.deepep import LowLatencyKernel
+from jaxmoe.hardware.gpu.deepep_files import write_exchanges
 from jaxmoe.sweep.deployments import NO_ROOM, TOO_FEW, sweep_deployments
 from jaxmoe.sweep.study import read_study
 
@@ -156,6 +161,21 @@ def test_chunks_of_another_study_are_not_taken(study, tmp_path, key):
         done = sweep_deployments(read_study(study(axes=values)), lambda done, total: None, tmp_path)
         alone = sweep_deployments(read_study(study(axes=values)), lambda done, total: None)
         assert (done.known_chunks, done.rows) == (0, alone.rows)
+
+
+def test_chunks_of_other_numbers_of_an_exchange_are_not_taken(study, tmp_path):
+    layout = {"tensor": 1, "data": 2, "expert_ranks": 2, "exchange": "deepep_low_latency"}
+    path = study(
+        axes={"deployment.concurrency": [16]}, set={f"deployment.{key}": value for key, value in layout.items()}
+    )
+    waits = []
+    for launch in (1e-4, 2e-4):
+        numbers = {"launch": np.log(launch), "link": 30.0, "network": 30.0}
+        kernels = [exchange(side, LowLatencyKernel, "avg_t", "node", **numbers) for side in ("dispatch", "combine")]
+        write_exchanges(tmp_path / "kernels_deepep.json", replace(FILE, exchanges=tuple(kernels)))
+        done = sweep_deployments(read_study(path), lambda done, total: None, tmp_path)
+        waits.append(done.rows[0]["per_token_s"])
+    assert waits[1] > waits[0]
 
 
 def test_the_command_writes_all_points_and_prints_fronts_in_80_columns(study, tmp_path, monkeypatch):
