@@ -12,8 +12,8 @@ from jaxmoe.serving.online.arrivals import mean_rate
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.serving.online.step_table import StepTable
-from jaxmoe.serving.online.work_bound import Kinds, RankWork, least_seconds, rate_bound, rate_estimate
+from jaxmoe.serving.online.step_table import StepTable, Term
+from jaxmoe.serving.online.work_bound import Kinds, RankWork, _least_kinds, least_seconds, rate_bound, rate_estimate
 
 TEN = Fleet(Engine(token_budget=10, seats=4))
 SECOND = constant(1.0)
@@ -60,6 +60,19 @@ def test_an_estimate_by_hand():
     assert rate_estimate(several, slow, SECOND, ALL_IN_TIME) == pytest.approx(1 / 1.5)
     shared = replace(ONE_TOKEN, prefix_starts=np.arange(12), prefix_blocks=np.zeros(11, int), prefix_tokens=8)
     assert rate_estimate(shared, TEN, SECOND, ALL_IN_TIME) == pytest.approx(5)  # 2 tokens of each are its own
+
+
+def test_ranks_that_decode_and_ranks_that_read_may_be_others():
+    """Of two ranks one decodes 10 and the other reads 60: 60 s, at 1 s a token and 50 s beside any that decode."""
+    axes = [np.array([0.0, 100.0]), np.array([0.0, 1.0, 100.0])]
+    table = StepTable(
+        (
+            Term("layers", ("tokens",), (axes[0],), axes[0]),
+            Term("decode attention", ("decoding",), (axes[1],), np.array([0.0, 50.0, 50.0])),
+        )
+    )
+    found = _least_kinds(Engine(token_budget=100, seats=64, ranks=2), table)
+    assert found.seconds[(found.decoding >= 5) & (found.read >= 30)].min() <= 60
 
 
 def rising(table: StepTable) -> StepTable:

@@ -159,13 +159,16 @@ def _whole(fine: int, most: float | int) -> Float[np.ndarray, " S"]:
 def _least_kinds(engine: Engine, table: StepTable) -> Kinds:
     """Kinds of steps, each of which takes no longer than any that it stands for and does as much as all of these.
 
-    The rank that decodes most may be another one than that which reads most, or than that with most tokens.
+    The rank that decodes most may be another one than that which reads most, or than that with most tokens: of each no
+    more is known.
     """
     sizes, none = _sizes(engine, engine.seats), RankWork(0.0, 0.0, 0.0)
     n, q = sizes.decoding, sizes.read
     ranks = [_features(n, q, none, engine.ranks)]
     if engine.ranks > 1:
-        ranks = [_features(n, q, none, engine.ranks, *own) for own in ((n, 0 * q), (0 * n, q), (0 * n, 0 * q))]
+        ranks = [
+            _features(n, q, none, engine.ranks, own) for own in ((n, n, 0 * q), (q, 0 * n, q), (n + q, 0 * n, 0 * q))
+        ]
     seconds = table.seconds(np.stack(ranks, axis=1))
     return Kinds(seconds, sizes.most_decoding, sizes.most_read, n * seconds)
 
@@ -175,13 +178,14 @@ def _features(
     q: Float[np.ndarray, " K"],
     work: RankWork,
     ranks: int,
-    decoding: Float[np.ndarray, " K"] | None = None,
-    read: Float[np.ndarray, " K"] | None = None,
+    own: tuple[Float[np.ndarray, " K"], ...] | None = None,
 ) -> Float[np.ndarray, "K F"]:
-    """Features of a rank with n + q tokens, of which some decode and some are of prompts, all unless said."""
-    decoding, read = n if decoding is None else decoding, q if read is None else read
+    """Features of a rank where ranks decode n and read q on average: its `own` tokens, those that decode, and those of
+    prompts are as on average unless said.
+    """
+    tokens, decoding, read = (n + q, n, q) if own is None else own
     values = {
-        "tokens": n + q,
+        "tokens": tokens,
         "sequences": decoding,
         "prefill": read,
         "prefill_context": work.before + 0 * n,
