@@ -76,11 +76,12 @@ class MachineStep(AbstractStep):
             context = context_of(self.model, load)
             layer = self.layers.time(tokens, context)
             beside = self._beside(self.beside(context), attends(layer), float(tokens), answered)
-            self._known[load] = price_in_turn([(len(self.model.moe_layer_ids), layer), (1, beside)])
+            layers = [(len(self.model.moe_layer_ids), layer)]
+            self._known[load] = price_in_turn([*layers, *((1, each) for each in beside)])
         return self._known[load]
 
-    def _beside(self, even: EvenParts, timed: bool, tokens: float, answered: float) -> LayerTime:
-        """What layers do not have; attention of dense layers alone where it is `timed` with the others."""
+    def _beside(self, even: EvenParts, timed: bool, tokens: float, answered: float) -> list[LayerTime]:
+        """What layers do not have, if anything; attention of dense layers alone where it is `timed` with the others."""
         dense = self.model.num_dense_layers / self.model.num_layers
         parts = {
             f"{ATTENTION}{DENSE}" if timed else ATTENTION: even.attention.times(dense if timed else 1.0),
@@ -90,7 +91,7 @@ class MachineStep(AbstractStep):
         }
         asked = {name: part for name, part in parts.items() if float(part.flops_per_token) > 0}
         counts = {name: jnp.asarray(answered if name == HEAD else tokens, jnp.float32) for name in asked}
-        return even_time(even.machine, asked, counts)
+        return [even_time(even.machine, asked, counts)] if asked else []
 
 
 def attends(time: LayerTime) -> bool:

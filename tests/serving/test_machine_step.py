@@ -67,6 +67,15 @@ def test_what_a_layer_has_is_not_counted_twice():
     )
 
 
+def test_a_step_may_be_its_layers_alone():
+    """No dense layers, no shared experts, no head, and attention in the time of a layer."""
+    own = step(layer(attention=0.25))
+    none = EvenParts(MACHINE, attention=part(100.0), dense=part(0.0), shared=part(0.0))
+    model = replace(MODEL, num_layers=4, moe_layer_ids=(0, 1, 2, 3), shared_experts=None)
+    own = replace(own, model=model, beside=lambda context: none, head=part(0.0))
+    assert float(own.seconds(StepLoad(10.0, 4.0))) == pytest.approx(4 * 0.75)
+
+
 def test_a_prompt_is_answered_once():
     # 8 of 16 tokens of a prompt: half of an answer, and one at least passes the head.
     found = step(layer()).parts(StepLoad(0.0, 1.0, prefilled=8.0, prompt=16.0))
