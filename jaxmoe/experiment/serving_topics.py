@@ -56,7 +56,7 @@ def rebalancing_of(
     topology = build_machine(scenario.hardware).topology
     in_turn = Rebalancing(shares, _in_turn(shares, ranks, redundant), ranks, window_s, steps, Eplb())
     if asked is not None:
-        _check(asked, ranks, redundant)
+        _check(asked, ranks, redundant, model.num_experts)
         in_turn = replace(in_turn, rule=_rule(topology, asked, own))
     at_first = replace(in_turn, start=in_turn.placed(shares.mean(axis=0), in_turn.start)) if redundant else in_turn
     if asked is None:
@@ -72,7 +72,7 @@ def rebalancing_of(
     )
 
 
-def _check(asked: RebalanceConfig, ranks: int, redundant: int) -> None:
+def _check(asked: RebalanceConfig, ranks: int, redundant: int, experts: int) -> None:
     if ranks == 1:
         raise InputError(
             "serving.rebalance is given, but deployment.expert_ranks is 1; expected 2 or more, as every GPU has a part "
@@ -82,6 +82,11 @@ def _check(asked: RebalanceConfig, ranks: int, redundant: int) -> None:
         raise InputError(
             f"serving.rebalance.method is {asked.method}, which fills the slots of deployment.redundant_experts, but "
             f"there are none. Write a multiple of {ranks} there, or take eplb"
+        )
+    if experts % ranks and not asked.method.startswith("eplb"):
+        raise InputError(
+            f"serving.rebalance.method is {asked.method}, which leaves as many experts on each rank as it had, but the "
+            f"{experts} of the model do not divide over deployment.expert_ranks, {ranks}. Take eplb, or other ranks"
         )
 
 
@@ -99,6 +104,7 @@ def _rule(topology: AbstractTopology, asked: RebalanceConfig, own: Deployed) -> 
 def _in_turn(shares: TopicShares, ranks: int, redundant: int) -> Slots:
     """Experts in their order over ranks, with empty slots for copies behind those of each rank."""
     layers, experts = shares.shape[1:]
-    own = np.arange(experts).reshape(ranks, -1)
-    held = np.concatenate([own, np.full((ranks, redundant // ranks), EMPTY)], axis=1)
+    held = np.full((ranks, (experts + redundant) // ranks), EMPTY)
+    for slots, own in zip(held, np.array_split(np.arange(experts), ranks), strict=True):
+        slots[: len(own)] = own
     return np.tile(held.ravel(), (layers, 1))

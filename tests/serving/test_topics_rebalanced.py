@@ -230,6 +230,15 @@ def test_moentwines_balancers_leave_native_experts_where_they_are(scenario):
         )
 
 
+def test_experts_that_do_not_divide_leave_empty_slots_that_eplb_fills(scenario):
+    """Seven experts in four slots on each of two ranks: the last slot is free, for a copy."""
+    uneven = EXPERTS.replace("experts: 2", "experts: 1"), "model.num_experts=7"
+    serving = serving_of(load_scenario(scenario, [*uneven, TOPICS, MOVES]))
+    assert serving.rebalancing is not None
+    for held in serving.rebalancing.start:
+        assert {*held.tolist()} == {*range(7)}
+
+
 REFUSED = {
     "users": (
         [TOPICS, "serving.arrivals={kind: users, users: 3}"],
@@ -241,6 +250,10 @@ REFUSED = {
     "no slots": (
         [EXPERTS.replace("redundant_experts: 2, ", ""), TOPICS, MOVES.replace("eplb", "greedy")],
         "serving.rebalance.method is greedy, which fills the slots of deployment.redundant_experts, but there are none",
+    ),
+    "uneven": (
+        [EXPERTS.replace("experts: 2", "experts: 1"), "model.num_experts=7", TOPICS, MOVES.replace("eplb", "greedy")],
+        "the 7 of the model do not divide over deployment.expert_ranks, 2. Take eplb",
     ),
     "file": ([EXPERTS, "serving.topics={path: none.npz}"], "none.npz: cannot be read as loads by topic"),
 }
