@@ -64,8 +64,9 @@ def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
     inputs = inputs_of(scenario)
     strategy, users = _plan(inputs), _users(asked)
     backend = BACKENDS[asked.backend]
-    chunk = float(min(backend.chunk, max(inputs.trace.num_tokens - asked.concurrency, 1)))
     memory = _memory(inputs, strategy, users.prompt + users.output / 2, backend.memory_part)
+    _check_trace(inputs, asked)
+    chunk = float(min(backend.chunk, inputs.trace.num_tokens - asked.concurrency))
     notes = tuple(_notes(inputs, float(backend.chunk), chunk))
     for layers in _systems(inputs, strategy):
         step = step_on_machine(scenario, layers, notes)
@@ -102,6 +103,16 @@ def _check(scenario: Scenario, asked: DeploymentConfig) -> None:
         raise OptionError(
             f"deployment.exchange is {asked.exchange}, whose kernels {scenario.hardware.name} does not have; expected "
             f"{ENGINE}, with the exchange of costs.exchange"
+        )
+
+
+def _check_trace(inputs: Inputs, asked: DeploymentConfig) -> None:
+    """Raise `OptionError` where the trace has too few tokens for a step in which all decode and a prompt is read."""
+    tokens = inputs.trace.num_tokens
+    if asked.concurrency >= tokens:
+        raise OptionError(
+            f"deployment.concurrency is {asked.concurrency}; expected less than the {tokens} tokens of workload.trace, "
+            "of which a step takes one for each. Lower it, or take a longer trace"
         )
 
 

@@ -120,6 +120,10 @@ REFUSED = {
         ["--set", "hardware.die.gemm=null", "--set", "deployment={backend: sglang, exchange: deepep_normal}"],
         "deployment.exchange is deepep_normal, whose kernels deployed does not have; expected engine",
     ),
+    "trace": (
+        ["--set", "deployment={backend: vllm, exchange: engine, concurrency: 64}"],
+        "deployment.concurrency is 64; expected less than the 64 tokens of workload.trace",
+    ),
     "layers": (["--layers", "0"], "--layers is given beside --phase"),
     "backend": (["--set", "deployment.backend=triton"], 'deployment.backend is "triton"'),
 }
