@@ -193,6 +193,7 @@ class Kernels:
         """A part of an all-to-all over `ranks` GPUs of a domain of links, with `tokens` of each.
 
         A token goes to so many of them, and is sent in the `precision` of experts, or as it is where these take it so.
+        One GPU sends nothing.
         """
         sent = precision if precision in ACTIVATION_BYTES else "bfloat16"
         kernel = self._choose(
@@ -201,7 +202,8 @@ class Kernels:
             lambda names: (names["op_name"], names["kernel_source"]) == (f"alltoall_{operation}", ALL_TO_ALL),
         )
         given = _arrays(tokens, hidden, top_k, copies, ranks)
-        return self._time(kernel, kernel_terms.all_to_all, given, kernel.names["op_name"], kernel.names["moe_dtype"])
+        names = kernel.names["op_name"], kernel.names["moe_dtype"]
+        return jnp.where(jnp.asarray(ranks) > 1, self._time(kernel, kernel_terms.all_to_all, given, *names), 0.0)
 
     def _time(self, kernel: KnownKernel, terms_of: Callable[..., Terms], given: Any, *names: str) -> Seconds:
         return _seconds(kernel.fitted, terms_of, self.sheet, names, given)

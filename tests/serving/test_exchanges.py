@@ -111,6 +111,11 @@ def test_an_all_to_all_of_a_domain_by_hand():
     assert float(exchange_.back(jnp.asarray(1000.0)).seconds) == pytest.approx(results, rel=1e-3)
 
 
+def test_one_gpu_alone_has_no_all_to_all():
+    alone = joined_step(data=1, expert_ranks=1)
+    assert float(alone.parts(StepLoad(64.0, 500.0))["exchange"]) == 0
+
+
 def test_the_fullest_rank_decides_when_an_exchange_ends():
     """As if all had the choices of that one; the simulator replays the same."""
     even, uneven = joined_step(), joined_step(0.8)
