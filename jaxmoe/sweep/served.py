@@ -97,15 +97,16 @@ def _sweep(study: Study, folder: Path, progress: Progress) -> ServedSweep:
     tasks = _tasks(space, missing)
     if not any(row[LEFT_OUT] is None for row in rows.values()):
         tasks = _with_a_sound_one(space, tasks)  # what cannot be leaves no files
+    keys = dict.fromkeys(key for point in points for key in _values(point))
+    columns = ["hash", "point", *keys, *MEASURES, LEFT_OUT, VERSION]
     with writing(folder):
-        keys = dict.fromkeys(key for point in points for key in _values(point))
-        files.conform(["hash", "point", *keys, *MEASURES, LEFT_OUT, VERSION], text)
+        files.conform(columns, text)
         write_study(folder, space, identity, MEASURES, kind=KIND)
     setup_s, start = time.perf_counter() - start, time.perf_counter()
     for chunk in written(files, lambda task: _row(task, text), tasks):
         rows |= {row["hash"]: row for row in chunk}
         progress(sum(point.hash in rows for point in missing), len(missing))
-    found = [rows[point.hash] for point in points]
+    found = [{name: rows[point.hash].get(name) for name in columns} for point in points]
     if all(row[LEFT_OUT] is not None for row in found):
         raise _none_can_be(space, found[0][LEFT_OUT])
     return ServedSweep(found, len(missing), setup_s, time.perf_counter() - start, files.damaged)

@@ -117,6 +117,18 @@ def test_what_cannot_be_swept_is_told_before_any_file(study, tmp_path, case):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_axis_that_was_dropped_is_in_no_row(study, tmp_path, monkeypatch):
+    """Its column stays in the files, of which a later run reads some points and adds others."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    rate = "serving.arrivals.rate_per_s"
+    for axes in ({rate: [50], "serving.engine.seats": [2]}, {rate: [50]}, {rate: [50, 400]}):
+        done = sweep(study(axes=axes), "--out", tmp_path / "out")
+        assert done.exit_code == 0, done.output
+    rows = rows_of(tmp_path / "out")
+    assert [row[rate] for row in rows] == ["50", "400"]
+    assert all("serving.engine.seats" not in row for row in rows)
+
+
 def test_a_folder_of_another_base_is_refused(study, tmp_path):
     axes = {"serving.seed": [1]}
     assert sweep(study(axes=axes), "--out", tmp_path / "out").exit_code == 0
