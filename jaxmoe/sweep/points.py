@@ -32,12 +32,15 @@ from jaxmoe.config.keys import (
 from jaxmoe.config.loader import FOLDERS, PATHS, label_of
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import columns
+from jaxmoe.hardware.gpu.files import files_of
 from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.sweep.study import Study, axis_of
 
 OWN = "own"  # the exchange that a strategy has where none is named, and the strategy of a system: its plan
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
+
+KERNELS = ("hardware", "die", "gemm", "path")  # of files that may name another one
 
 # Columns of the results that are of no key, beside those of metrics.
 RESERVED = {"hash", "point", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"}
@@ -325,7 +328,8 @@ def _files(whole: Values) -> dict[str, str]:
         for key in keys:
             node = node.get(key) if isinstance(node, dict) else None
         if isinstance(node, str) and (keys in PATHS or node.endswith(".npz")) and Path(node).is_file():
-            digests[".".join(keys)] = hashlib.sha256(Path(node).read_bytes()).hexdigest()[:16]
+            files = files_of(Path(node)) if keys == KERNELS else [Path(node)]
+            digests[".".join(keys)] = hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:16]
     return digests
 
 

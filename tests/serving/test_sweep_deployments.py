@@ -5,9 +5,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import yaml
+from kernels_by_hand import kernel_file
 from test_evaluate_phase import evaluate, scenario
 from test_exchanges import FILE, exchange
 from typer.testing import CliRunner
@@ -17,6 +19,7 @@ from jaxmoe.config import load_scenario
 from jaxmoe.experiment.deployment import deployed
 from jaxmoe.hardware.gpu.deepep import LowLatencyKernel
 from jaxmoe.hardware.gpu.deepep_files import write_exchanges
+from jaxmoe.hardware.gpu.files import write_kernels
 from jaxmoe.sweep.deployments import NO_ROOM, TOO_FEW, sweep_deployments
 from jaxmoe.sweep.study import read_study
 
@@ -173,6 +176,21 @@ def test_chunks_of_other_numbers_of_an_exchange_are_not_taken(study, tmp_path):
         numbers = {"launch": np.log(launch), "link": 30.0, "network": 30.0}
         kernels = [exchange(side, LowLatencyKernel, "avg_t", "node", **numbers) for side in ("dispatch", "combine")]
         write_exchanges(tmp_path / "kernels_deepep.json", replace(FILE, exchanges=tuple(kernels)))
+        done = sweep_deployments(read_study(path), lambda done, total: None, tmp_path)
+        waits.append(done.rows[0]["per_token_s"])
+    assert waits[1] > waits[0]
+
+
+def test_chunks_of_other_kernels_that_stand_in_are_not_taken(study, tmp_path):
+    """The machine's file names another one beside it, whose kernels change."""
+    path, file = study(axes={"deployment.concurrency": [16]}), kernel_file()
+    write_kernels(tmp_path / "kernels.json", replace(file, kernels=(), like="others.json"))
+    waits = []
+    for more in (0.0, 1.0):
+        others = [
+            replace(each, fitted=jax.tree.map(lambda log, more=more: log + more, each.fitted)) for each in file.kernels
+        ]
+        write_kernels(tmp_path / "others.json", replace(file, kernels=tuple(others)))
         done = sweep_deployments(read_study(path), lambda done, total: None, tmp_path)
         waits.append(done.rows[0]["per_token_s"])
     assert waits[1] > waits[0]

@@ -113,6 +113,17 @@ def read_kernels(path: Path) -> KernelFile:
     return replace(file, kernels=(*file.kernels, *(kernel for kernel in other if kernel.kind not in own)), like=None)
 
 
+def files_of(path: Path) -> list[Path]:
+    """A file of kernels, and the one that it is like, if there is one; any other file alone."""
+    try:
+        like = json.loads(path.read_text(encoding="utf-8")).get("like")
+    except (ValueError, AttributeError):
+        like = None
+    if like is None or not path.with_name(like).is_file():
+        return [path]
+    return [path, path.with_name(like)]
+
+
 def read_own_kernels(path: Path) -> KernelFile:
     """Read the kernels that a file has itself. Raises `KernelFileError` for one that is none."""
     try:
