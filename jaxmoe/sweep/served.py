@@ -106,7 +106,7 @@ def _sweep(study: Study, folder: Path, progress: Progress) -> ServedSweep:
     for chunk in written(files, lambda task: _row(task, text), tasks):
         rows |= {row["hash"]: row for row in chunk}
         progress(sum(point.hash in rows for point in missing), len(missing))
-    found = [{name: rows[point.hash].get(name) for name in columns} for point in points]
+    found: list[Row] = [{name: rows[point.hash].get(name) for name in columns} for point in points]
     if all(row[LEFT_OUT] is not None for row in found):
         raise _none_can_be(space, found[0][LEFT_OUT])
     return ServedSweep(found, len(missing), setup_s, time.perf_counter() - start, files.damaged)
