@@ -57,7 +57,7 @@ def _read(path: Path) -> Columns | None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    with suppress(OSError, pa.ArrowException), parquet.ParquetFile(path) as file:
+    with suppress(OSError, pa.ArrowException), parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns: Columns = file.read().to_pydict()
         return columns
     return None
@@ -69,4 +69,4 @@ def _write(path: Path, columns: Columns) -> None:
 
     path.parent.mkdir(exist_ok=True)
     with atomic_write(path) as aside:
-        parquet.write_table(pa.table(columns), aside)
+        parquet.write_table(pa.table(columns), aside, write_page_checksum=True)

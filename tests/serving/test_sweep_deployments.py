@@ -20,6 +20,7 @@ from jaxmoe.experiment.deployment import deployed
 from jaxmoe.hardware.gpu.deepep import LowLatencyKernel
 from jaxmoe.hardware.gpu.deepep_files import write_exchanges
 from jaxmoe.hardware.gpu.files import write_kernels
+from jaxmoe.sweep.deployment_chunks import Chunks
 from jaxmoe.sweep.deployments import NO_ROOM, TOO_FEW, sweep_deployments
 from jaxmoe.sweep.study import read_study
 
@@ -154,6 +155,17 @@ def test_a_sweep_that_was_stopped_goes_on_and_tells_the_same(study, found, tmp_p
     again = sweep_deployments(read_study(study()), lambda done, total: None, tmp_path)
     assert (again.known_chunks, again.rows) == (found.kinds - 1, found.rows)
     assert before <= {*files}
+
+
+def test_a_chunk_with_a_bit_that_is_wrong_is_made_anew(tmp_path):
+    right = {"per_token_s": [np.pi, np.e, np.sqrt(2)]}  # a page has their bytes as they are
+    assert Chunks(tmp_path).columns([b"a"], lambda: right) == right
+    (path,) = (tmp_path / "chunks").iterdir()
+    number = np.float64(np.e).tobytes()
+    path.write_bytes(path.read_bytes().replace(number, number[:-2] + bytes([number[-2] ^ 1]) + number[-1:], 1))
+    again = Chunks(tmp_path)
+    assert (again.columns([b"a"], lambda: right), again.known) == (right, 0)
+    assert (again.columns([b"a"], dict), again.known) == (right, 1)
 
 
 @pytest.mark.parametrize("key", ["deployment.concurrency", "deployment.overlap", "model.hidden_size"])
