@@ -147,7 +147,8 @@ class RebalanceConfig(Section):
     )
     bandwidth_GB_per_s: Rate | None = Field(
         default=None,
-        description="the rate at which a GPU sends and receives weights, or null for that of the slowest link",
+        description="the rate at which a GPU sends and receives weights, or null for that of the slowest link, which "
+        "it then has to itself: give its part where GPUs share an uplink",
         examples=[450],
     )
 
