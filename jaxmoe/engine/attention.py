@@ -123,8 +123,8 @@ def grouped_attention(
     )
 
 
-def _number(value: float) -> Float[Array, ""]:
-    return jnp.asarray(value, jnp.float32)
+def _number(value: float | int) -> Float[Array, ""]:
+    return jnp.asarray(float(value), jnp.float32)  # JAX takes no whole number over 32 bits
 
 
 # What all nodes share evenly, for the time between two tokens.

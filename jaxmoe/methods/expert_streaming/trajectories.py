@@ -148,6 +148,14 @@ def pairs_of(order: Int[Array, " expert"], active: Int[Array, ""]) -> Int[Array,
 # All together.
 
 
+def carried_out(rules: LoadRules, everywhere: bool) -> LoadRules:
+    """The rules as dies carry them out: channels run apart where only dies with tokens of an expert load it.
+
+    Under rule 5 loads go where there is room, so all channels go in step.
+    """
+    return replace(rules, apart=not everywhere and not rules.balanced)
+
+
 def streams(
     topology: AbstractTopology,
     tokens: StreamTokens,
@@ -175,7 +183,7 @@ def streams(
         loaders=loading_dies(needed, everywhere),
         held=held,
         groups=groups,
-        rules=replace(rules, apart=not everywhere and not rules.balanced),
+        rules=carried_out(rules, everywhere),
         moved=moved_tokens(tokens.on_dies, here) if redistribute else None,
         facts={"passing": tokens.count},
     )

@@ -30,7 +30,7 @@ from jaxmoe.engine.fetch_layer import traffic_figures
 from jaxmoe.methods.camoe.system import CAMoERun
 from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, LoadedRun, OffloadedRun
 from jaxmoe.methods.expert_streaming.system import StreamedRun
-from jaxmoe.methods.expert_streaming.trajectories import moved_tokens, ring_of
+from jaxmoe.methods.expert_streaming.trajectories import carried_out, moved_tokens, ring_of
 from jaxmoe.methods.moentwine.migration import moves_between
 from jaxmoe.methods.moentwine.system import LayoutRun
 from jaxmoe.methods.static import PlannedRun
@@ -191,7 +191,7 @@ def price_stream(run: StreamedRun, decisions: Arrays) -> Arrays:
         loaders=loaders / jnp.maximum(loaders.sum(axis=-1, keepdims=True), 1),
         held=whole["held"],
         groups=jnp.asarray(decisions["groups"], jnp.int32),
-        rules=run.method.rules,
+        rules=carried_out(run.method.rules, run.method.everywhere),
         moved=moved,
     )
     return _priced_run(run, decided, StreamTokens(before, whole["passing"]))
