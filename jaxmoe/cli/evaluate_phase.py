@@ -30,7 +30,7 @@ CONCURRENCIES = tuple(2**power for power in range(11))
 PARTS_OF_OWN = (16, 4, 1)  # where each takes a rollout, and the trace may have few tokens
 HIDDEN = "hidden by overlap"  # what parts have more than the step, below 0
 OWN = -1  # where the requests of the scenario's own users stand, after these
-MILLI, MEGA = 1e-3, 1e6
+MILLI = 1e-3
 ROUNDED = 1e-6  # of a step, below which a part is none
 Curve = tuple[MeanWaits, np.ndarray]
 
@@ -180,7 +180,7 @@ def _print_served(own: Deployed, served: MeanWaits, cost: dict[str, Any]) -> Non
     table.add_row("output tokens/s of a user", f"{float(served.tokens_per_s_user()[OWN]):.1f}")
     table.add_row(f"output tokens/s of a {_device(own)}", f"{float(served.tokens_per_s_device(own.step)[OWN]):.0f}")
     if cost["J"] is not None:
-        table.add_row("MJ a million output tokens", f"{cost['J'] / MEGA:.3g}")
+        table.add_row("J a million output tokens", f"{cost['J']:,.0f}")
     if cost["price"] is not None:
         table.add_row("price of a million output tokens", f"{cost['price']:.3g}")
     on_rank = own.users.concurrency / own.deployment.data
