@@ -32,6 +32,7 @@ from jaxmoe.config.keys import (
 from jaxmoe.config.loader import FOLDERS, PATHS, label_of
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import columns
+from jaxmoe.hardware.gpu.deepep_files import beside
 from jaxmoe.hardware.gpu.files import files_of
 from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
@@ -40,7 +41,7 @@ from jaxmoe.sweep.study import Study, axis_of
 OWN = "own"  # the exchange that a strategy has where none is named, and the strategy of a system: its plan
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
 
-KERNELS = ("hardware", "die", "gemm", "path")  # of files that may name another one
+KERNELS = ("hardware", "die", "gemm", "path")  # of files that may name another one, or have exchanges beside them
 
 # Columns of the results that are of no key, beside those of metrics.
 RESERVED = {"hash", "point", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"}
@@ -328,8 +329,10 @@ def _files(whole: Values) -> dict[str, str]:
         for key in keys:
             node = node.get(key) if isinstance(node, dict) else None
         if isinstance(node, str) and (keys in PATHS or node.endswith(".npz")) and Path(node).is_file():
-            files = files_of(Path(node)) if keys == KERNELS else [Path(node)]
-            digests[".".join(keys)] = hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:16]
+            path = Path(node)
+            files = [*files_of(path), beside(path)] if keys == KERNELS else [path]
+            contents = b"".join(each.read_bytes() for each in files if each.is_file())
+            digests[".".join(keys)] = hashlib.sha256(contents).hexdigest()[:16]
     return digests
 
 

@@ -183,14 +183,16 @@ def test_chunks_of_other_numbers_of_an_exchange_are_not_taken(study, tmp_path):
     path = study(
         axes={"deployment.concurrency": [16]}, set={f"deployment.{key}": value for key, value in layout.items()}
     )
-    waits = []
+    waits, identities = [], set()
     for launch in (1e-4, 2e-4):
         numbers = {"launch": np.log(launch), "link": 30.0, "network": 30.0}
         kernels = [exchange(side, LowLatencyKernel, "avg_t", "node", **numbers) for side in ("dispatch", "combine")]
         write_exchanges(tmp_path / "kernels_deepep.json", replace(FILE, exchanges=tuple(kernels)))
         done = sweep_deployments(read_study(path), lambda done, total: None, tmp_path)
         waits.append(done.rows[0]["per_token_s"])
+        identities.add(done.space.identity)  # by which a sweep of requests tells as well
     assert waits[1] > waits[0]
+    assert len(identities) == 2
 
 
 def test_chunks_of_other_kernels_that_stand_in_are_not_taken(study, tmp_path):
