@@ -87,6 +87,7 @@ def evaluate(
     overrides: options.Overrides = None,
     layers: options.Layers = None,
     phase: options.Phase = None,
+    elasticities: options.Elasticities = False,
     wide: options.Wide = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -95,6 +96,7 @@ def evaluate(
 
     With --phase, time a step of the whole model as the scenario's deployment serves it, by kernels that were measured:
     its parts, time to first token and per token, memory, other layouts, and the line that starts the engine.
+    --elasticities tells there by how many % output tokens/s change with 1 % of each number of the machine.
 
     Energies are told where the machine states them, as in hardware.link.energy_pJ_per_B or hardware.die.idle_W.
 

@@ -14,8 +14,10 @@ from jaxmoe.config import Scenario, load_scenario, resolved
 from jaxmoe.experiment.deployment import Deployed
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.machine_deployment import compared
+from jaxmoe.experiment.number_worth import worth
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.methods import UnsuitableSystemError
 from jaxmoe.report import plot_serving
 from jaxmoe.report.style import aligned
 from jaxmoe.serving.closed_loop import LIMITS, MeanWaits, Users, limits, serve
@@ -31,12 +33,23 @@ PARTS_OF_OWN = (16, 4, 1)  # where each takes a rollout, and the trace may have 
 HIDDEN = "hidden by overlap"  # what parts have more than the step, below 0
 OWN = -1  # where the requests of the scenario's own users stand, after these
 MILLI = 1e-3
+TOLD = 0.005  # % for 1 %, below which a number gives nothing
 ROUNDED = 1e-6  # of a step, below which a part is none
 Curve = tuple[MeanWaits, np.ndarray]
 
 
-def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: str, refused: dict[str, Any]) -> None:
-    """Time a step of `phase`, prefill or decode, by its parts; then requests, memory, and other layouts."""
+def run(
+    folder: OutputFolder,
+    config: Path,
+    overrides: list[str] | None,
+    phase: str,
+    elasticities: bool,
+    refused: dict[str, Any],
+) -> None:
+    """Time a step of `phase`, prefill or decode, by its parts; then requests, memory, and other layouts.
+
+    With `elasticities`, tell what more of each number of the machine would give.
+    """
     given = [name for name, value in refused.items() if value]
     if given:
         raise OptionError(f"{given[0]} is given beside --phase, which times the whole model by its kernels; drop one")
@@ -55,16 +68,19 @@ def run(folder: OutputFolder, config: Path, overrides: list[str] | None, phase: 
             _draw(folder, scenario, own, curves)
         with clock.stage("energy"):
             cost = _cost(own, float(served.tokens_per_s_device(own.step)[OWN]))
-        report = _report(own, phase, parts, served) | {"million_output_tokens": cost}
+        with clock.stage("differentiate"):
+            gains, refusal = _worth(own) if elasticities else ({}, None)
+        report = _report(own, phase, parts, served) | {"million_output_tokens": cost, "elasticities": gains}
         summary = {"command": "evaluate", "phase": phase, "scenario": resolved(scenario), **surroundings(), **report}
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
     _print_parts(own, phase, parts, float(served.decoding[OWN]))
     _print_served(own, served, cost)
     _print_layouts(own, curves)
+    _print_worth(own, gains)
     _print_memory(own)
     if isinstance(own.step, ModelStep):
         _print_launch(own, f"PATH_OF_{scenario.model.name}")
-    print_warnings(own.step.notes)
+    print_warnings([*own.step.notes, *([refusal] if refusal else [])])
 
 
 def _batch(own: Deployed, phase: str, served: MeanWaits) -> StepLoad:
@@ -128,6 +144,14 @@ def _cost(own: Deployed, tokens_per_s: float) -> dict[str, Any]:
         "energy_from": None if joules is None else source,
         "price": None if price is None else float(price),
     }
+
+
+def _worth(own: Deployed) -> tuple[dict[str, float], str | None]:
+    """What 1 % more of each number gives, or why that cannot be told."""
+    try:
+        return worth(own), None
+    except UnsuitableSystemError as error:
+        return {}, f"no elasticities: {error}"
 
 
 def _report(own: Deployed, phase: str, parts: dict[str, float], served: MeanWaits) -> dict[str, Any]:
@@ -196,6 +220,16 @@ def _print_layouts(own: Deployed, curves: dict[str, Curve]) -> None:
         first, each = float(served.first_token[OWN]) / MILLI, float(served.per_token[OWN]) / MILLI
         table.add_row(name, f"{first:.0f}", f"{each:.2f}", f"{float(of_gpu[OWN]):.0f}")
     print_table(table)
+
+
+def _print_worth(own: Deployed, gains: dict[str, float]) -> None:
+    """The numbers that matter, the most first."""
+    some = {name: gain for name, gain in gains.items() if abs(gain) >= TOLD}
+    if some:
+        table = new_table("with 1 % more of a number", "number", (f"more output tokens/s\nof a {_device(own)}, %",))
+        for name, gain in sorted(some.items(), key=lambda each: -abs(each[1])):
+            table.add_row(escape(name), f"{gain:.2f}")
+        print_table(table)
 
 
 def _print_memory(own: Deployed) -> None:

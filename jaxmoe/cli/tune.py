@@ -26,7 +26,7 @@ from jaxmoe.experiment.comparison import (
     topic_means,
     tuned_strategies,
 )
-from jaxmoe.experiment.inputs import Inputs, read_inputs
+from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, given_plans, placed, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
@@ -110,13 +110,16 @@ def evaluate(
     overrides: list[str] | None,
     layers: str | None,
     phase: str | None,
+    elasticities: bool,
     wide: bool,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace; with `phase`, the whole model."""
     if phase is not None:
         refused = {"--trace": trace, "--plan": plan, "--layers": layers, "--wide": wide}
-        evaluate_phase.run(folder, config, overrides, phase, refused)
+        evaluate_phase.run(folder, config, overrides, phase, elasticities, refused)
         return
+    if elasticities:
+        raise OptionError("--elasticities tells what a whole model gains; give --phase decode, or sweep with it")
     with StageTimer() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)

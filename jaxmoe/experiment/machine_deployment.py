@@ -17,6 +17,7 @@ from jaxmoe.experiment.deployment import Deployed, costs_of, deployed, other_lay
 from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import IterationBatches, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, plan_of_system
+from jaxmoe.hardware import Machine
 from jaxmoe.methods import AbstractRun, system_of
 from jaxmoe.serving.closed_loop import BACKENDS, Overheads, Users
 from jaxmoe.serving.deployment import Deployment, Exchange, check_attention
@@ -174,7 +175,8 @@ def _systems(inputs: Inputs, strategy: Strategy) -> Iterator[SystemLayers]:
     runs, _ = _runs(inputs, strategy, inputs.scenario.workload.batch_tokens, Context(1.0, 1.0))
     names = [*runs]
     for name in dict.fromkeys((names[-1], names[0])):
-        yield SystemLayers(name, cache(partial(_layer_time, inputs, strategy, name)), runs[name].times_shared)
+        times = cache(partial(_layer_time, inputs, strategy, name))
+        yield SystemLayers(name, times, runs[name].times_shared, partial(_layer_on, inputs, strategy, name))
 
 
 def _layer_time(inputs: Inputs, strategy: Strategy, name: str, tokens: int, context: Context) -> LayerTime:
@@ -182,6 +184,15 @@ def _layer_time(inputs: Inputs, strategy: Strategy, name: str, tokens: int, cont
     runs, iterations = _runs(inputs, strategy, tokens, context)
     time = runs[name].rollout(iterations.batches).time
     return jax.tree.map(lambda leaf: np.mean(leaf, axis=(0, 1)), time)
+
+
+def _layer_on(
+    inputs: Inputs, strategy: Strategy, name: str, machine: Machine, tokens: int, context: Context
+) -> LayerTime:
+    """The same on another machine, which JAX may trace. Raises `UnsuitableSystemError`."""
+    runs, iterations = _runs(inputs, strategy, tokens, context)
+    time = runs[name].timed(iterations.batches, machine)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32).mean(axis=(0, 1)), time)
 
 
 def _runs(

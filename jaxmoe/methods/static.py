@@ -22,6 +22,7 @@ from jaxmoe.methods.system import (
     RolloutResult,
     TokenPaths,
     UnsuitableSystemError,
+    times_on,
 )
 from jaxmoe.traces import Batch
 
@@ -52,14 +53,20 @@ class MethodRun(AbstractRun):
 
     def rolled(self, steps: Batch, keep: Callable[[Any, LayerTime], Any] = everything) -> tuple[LayerTime, Any]:
         """NumPy times, and what is kept of the decisions, under the exchange that the setting has for every layer."""
-        exchanges = LayerExchanges.from_names(self.setting.exchange, self.setting.build_exchange)
-        _, time, kept = rollout(self.method, self.setting.model, steps, exchanges, keep=keep)
+        _, time, kept = rollout(self.method, self.setting.model, steps, self._exchanges, keep=keep)
         if keep is everything and not isinstance(kept, Decisions):
             raise UnsuitableSystemError(
                 f"the method {type(self.method).__name__} decides {type(kept).__name__}, which nothing replays; "
                 "return Decisions, or write an AbstractSystem with a run of its own"
             )
         return time.as_numpy(), jax.tree.map(np.asarray, kept)
+
+    @property
+    def _exchanges(self) -> LayerExchanges:
+        return LayerExchanges.from_names(self.setting.exchange, self.setting.build_exchange)
+
+    def timed(self, steps: Batch, machine: Machine) -> LayerTime:
+        return times_on(machine, self.method, self.setting.model, steps, self._exchanges)
 
     def rollout(self, steps: Batch) -> RolloutResult:
         time, kept = self.rolled(steps)

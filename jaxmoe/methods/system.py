@@ -2,16 +2,18 @@
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import Fabric, LayerDescription, SimulatedRun
-from jaxmoe.engine import Layer, LayerTime, even_attention
+from jaxmoe.engine import AbstractMethod, Layer, LayerExchanges, LayerTime, even_attention, rollout
 from jaxmoe.engine.attention import EvenPart
+from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.errors import InputError
+from jaxmoe.hardware import Machine
 from jaxmoe.methods.settings.base import SystemSettings
 from jaxmoe.models import ElementBytes, MoEModel
 from jaxmoe.network import AbstractExchange
@@ -63,6 +65,17 @@ def attention_part(setting: DeploymentSetting, needed: str, remedy: str) -> Even
     if setting.moe.attention is None:
         raise UnsuitableSystemError(f"{needed}, which the model does not give; {remedy}")
     return even_attention(setting.moe, setting.bytes, setting.context_tokens, setting.cached_tokens)
+
+
+def times_on(
+    machine: Machine,
+    method: AbstractMethod,
+    layer: AbstractLayer,
+    steps: Batch,
+    exchanges: LayerExchanges | None = None,
+) -> LayerTime:
+    """Times [step, layer] of a method whose layer is on another machine of the same form, which JAX may trace."""
+    return rollout(method, replace(layer, machine=machine), steps, exchanges, keep=lambda _, time: (time, ())).time
 
 
 @dataclass(frozen=True)
@@ -120,6 +133,13 @@ class AbstractRun(abc.ABC):
     @abc.abstractmethod
     def rollout(self, steps: Batch) -> RolloutResult:
         """Times of all steps, whose leaves are [layer, step, token, ...]."""
+
+    def timed(self, steps: Batch, machine: Machine) -> LayerTime:
+        """Times [step, layer] on another machine of the same form, as functions of its numbers that JAX may trace.
+
+        Raises `UnsuitableSystemError` for a run whose times have no derivatives.
+        """
+        raise UnsuitableSystemError(f"times of {type(self).__name__} have no derivatives by numbers of the machine")
 
     @abc.abstractmethod
     def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:

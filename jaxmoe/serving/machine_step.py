@@ -5,7 +5,7 @@ method has an attention of its own, as in tensor-parallel groups of a wafer, tha
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -42,6 +42,7 @@ class SystemLayers(NamedTuple):
     name: str
     time: Callable[[int, Context], LayerTime]
     with_shared: bool = False
+    on: Callable[[Machine, int, Context], LayerTime] | None = None  # on another machine, which JAX may trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +55,21 @@ class MachineStep(AbstractStep):
     beside: Callable[[Context], EvenParts]
     head: EvenPart
     told: tuple[str, ...] = ()
+    other: Machine | None = None  # in place of its own, as in `at`
     _known: dict[StepLoad, LayerTime] = field(default_factory=dict)
 
     @property
     def notes(self) -> list[str]:
         return list(self.told)
+
+    @property
+    def machine(self) -> Machine:
+        """All its nodes and links."""
+        return self.beside(Context(1.0, 1.0)).machine if self.other is None else self.other
+
+    def at(self, machine: Machine) -> "MachineStep":
+        """The step on another machine of the same form, which JAX may trace."""
+        return replace(self, other=machine, _known={})
 
     def time(self, batch: StepLoad) -> LayerTime:
         rows = np.broadcast_arrays(*(np.asarray(number, float) for number in batch))
@@ -74,8 +85,12 @@ class MachineStep(AbstractStep):
             given = StepLoad(*map(jnp.asarray, load))
             tokens, answered = max(round(float(given.tokens)), 1), max(float(given.answered), 1.0)
             context = context_of(self.model, load)
-            layer = self.layers.time(tokens, context)
-            beside = self._beside(self.beside(context), attends(layer), float(tokens), answered)
+            layer, even = self.layers.time(tokens, context), self.beside(context)
+            timed = attends(layer)
+            if self.other is not None:
+                assert self.layers.on is not None
+                layer, even = self.layers.on(self.other, tokens, context), replace(even, machine=self.other)
+            beside = self._beside(even, timed, float(tokens), answered)
             layers = [(len(self.model.moe_layer_ids), layer)]
             self._known[load] = price_in_turn([*layers, *((1, each) for each in beside)])
         return self._known[load]

@@ -122,6 +122,7 @@ def test_a_gated_system_is_the_system_on_the_biased_choices(inputs, name, exchan
         expected[0, step, token] = np.argsort(-logits, kind="stable")[:2]
     chosen = replace(iterations.batches, experts=jnp.asarray(expected))
     np.testing.assert_array_equal(rolled.time.total, plain.rollout(chosen).time.total)
+    np.testing.assert_allclose(gated.timed(iterations.batches, inputs.model.machine).total, rolled.time.total)
     assert 0 < rolled.figures["changed_choices"] < 0.5
     assert 0.8 < rolled.figures["retained_gate_mass"] < 1
     # Experts near a token are taken more often: links are less busy, all together.

@@ -68,6 +68,21 @@ def test_rolled_out_layers_are_replayed_alike(setting):
     assert rolled["base"].figures["local_write"] == 0 == rolled["expert_parallelism"].figures["hops"]
 
 
+@pytest.mark.parametrize("name", ["base", "wafer_gpu"])
+def test_times_on_a_machine_are_functions_of_its_numbers(setting, name):
+    batch, machine, run = steps_of(), setting.model.machine, system_of("wafer_gpu").runs(setting)[name]
+    np.testing.assert_allclose(run.timed(batch, machine).total, run.rollout(batch).time.total, rtol=1e-6)
+
+    def total(factor):
+        links = replace(machine.topology, link_bandwidth=machine.topology.link_bandwidth * factor)
+        dies = replace(machine.die, flops=machine.die.flops * factor)
+        return run.timed(batch, replace(machine, topology=links, die=dies)).total.astype(np.float32).sum()
+
+    _, slope = jax.jvp(total, (1.0,), (1.0,))
+    assert float(slope) == pytest.approx(float(total(1.005) - total(0.995)) / 0.01, rel=0.05)
+    assert slope < 0
+
+
 def test_overlap_is_what_the_simulator_does(setting):
     """Reads and products are side by side anyhow: the time under `serial`, and within 3 % of the simulator's."""
     batch = steps_of()

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from jaxmoe.cli.app import app
 from jaxmoe.hardware.gpu.files import write_kernels
+from jaxmoe.methods import UnsuitableSystemError
 
 SCENARIO = """
 name: deployed
@@ -55,6 +56,32 @@ def test_a_step_its_users_other_layouts_memory_and_the_line(scenario, tmp_path, 
     parts = json.loads(read.stdout)["step"]["parts_s"]
     assert parts["decode attention"] == 0 < parts["prefill attention"]
     assert parts["hidden by overlap"] == pytest.approx(0, abs=1e-9)
+
+
+def test_what_more_of_each_number_gives(scenario, tmp_path, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    monkeypatch.setattr("jaxmoe.cli.evaluate_phase.worth", lambda _: {"links": 0.25, "dies": -0.5, "little": 0.004})
+    done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / "out", "--elasticities")
+    assert done.exit_code == 0, done.output
+    after = done.output.split("1 % more of a number")[1]
+    assert after.index("dies") < after.index("links")
+    assert "little" not in after
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())["elasticities"]
+    assert told == {"links": 0.25, "dies": -0.5, "little": 0.004}
+    alone = evaluate(scenario, "--elasticities", "--out", tmp_path / "alone")
+    assert (alone.exit_code, "give --phase decode" in alone.output) == (2, True)
+    assert not (tmp_path / "alone").exists()
+
+
+def test_a_run_without_derivatives_says_so(scenario, tmp_path, monkeypatch):
+    def refused(_):
+        raise UnsuitableSystemError("times of Run have no derivatives")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    monkeypatch.setattr("jaxmoe.cli.evaluate_phase.worth", refused)
+    done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / "out", "--elasticities")
+    assert done.exit_code == 0, done.output
+    assert "no elasticities: times of Run have no derivatives" in done.output.replace("\n", " ")
 
 
 def test_what_overlap_hides_is_told(scenario, tmp_path, monkeypatch):

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.engine import Layer
+from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.engine.gating import biased, changed_part, retained_mass
+from jaxmoe.hardware import Machine
 from jaxmoe.methods.camoe.gate import capacity_of, choose, standard_scores, time_proxy
 from jaxmoe.methods.settings.camoe import CostGateSettings
 from jaxmoe.methods.system import (
@@ -173,6 +174,9 @@ class GatedRun(AbstractRun):
     trace: GatingTrace
     paths: TokenPaths
     bias: Float[np.ndarray, "layer home expert"]
+
+    def timed(self, steps: Batch, machine: Machine) -> LayerTime:
+        return self.inner.timed(gated_steps(self.trace, self.bias, steps, self.paths.home).steps, machine)
 
     def rollout(self, steps: Batch) -> RolloutResult:
         gated = gated_steps(self.trace, self.bias, steps, self.paths.home)

@@ -12,8 +12,9 @@ from jaxtyping import Float
 
 from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
-from jaxmoe.engine import Layer, rollout
+from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.engine.all_to_all import AllToAllLayer
+from jaxmoe.hardware import Machine
 from jaxmoe.methods.camoe.bias_descent import GateLimits, GateSettings, start, tuned_bias
 from jaxmoe.methods.camoe.gate import (
     GateProblem,
@@ -25,10 +26,17 @@ from jaxmoe.methods.camoe.gate import (
     time_proxy,
     unbiased_copies,
 )
-from jaxmoe.methods.camoe.gated import gated_steps
+from jaxmoe.methods.camoe.gated import GatedSteps, gated_steps
 from jaxmoe.methods.settings.camoe import CAMoESettings
 from jaxmoe.methods.static import StaticPlan
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
+from jaxmoe.methods.system import (
+    AbstractRun,
+    AbstractSystem,
+    DeploymentSetting,
+    RolloutResult,
+    UnsuitableSystemError,
+    times_on,
+)
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import STAGES, AllToAll, read_profile, same_models
 from jaxmoe.traces import Batch, GatingTrace
@@ -134,13 +142,20 @@ class CAMoERun(AbstractRun):
     trace: GatingTrace
     bias: Float[np.ndarray, "layer node expert"]
 
-    def rollout(self, steps: Batch) -> RolloutResult:
-        model, trace = self.setting.model, self.trace
-        gated = gated_steps(trace, self.bias, steps, capacity_factor=self.system.capacity_factor)
-        exchange = self.system.exchange(model, trace.num_experts)
+    def _gated(self, steps: Batch) -> GatedSteps:
+        return gated_steps(self.trace, self.bias, steps, capacity_factor=self.system.capacity_factor)
+
+    def _timed(self, gated: Batch, model: Layer) -> LayerTime:
+        exchange = self.system.exchange(model, self.trace.num_experts)
         layer = AllToAllLayer(model.machine, model.costs, exchange, model.schedule, self.system.copies)
-        plan = StaticPlan(jnp.asarray(self.setting.share, jnp.float32))
-        _, time, _ = rollout(plan, layer, gated.steps, keep=lambda _, time: (time, ()))
+        return times_on(model.machine, StaticPlan(jnp.asarray(self.setting.share, jnp.float32)), layer, gated)
+
+    def timed(self, steps: Batch, machine: Machine) -> LayerTime:
+        return self._timed(self._gated(steps).steps, replace(self.setting.model, machine=machine))
+
+    def rollout(self, steps: Batch) -> RolloutResult:
+        gated, trace = self._gated(steps), self.trace
+        time = self._timed(gated.steps, self.setting.model)
         chosen = np.swapaxes(np.asarray(gated.steps.experts, np.int16), 0, 1)
         base, after = (expert_counts(each, trace.num_experts).sum(axis=1) for each in (steps, gated.steps))
         # How far expert loads changed; none of these is accuracy.

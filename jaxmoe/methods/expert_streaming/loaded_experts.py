@@ -13,9 +13,10 @@ from jaxmoe.des import layer_seconds
 from jaxmoe.des.streaming_layer import circulated, offloaded
 from jaxmoe.engine import HostDecisions, LayerTime, RingDecisions, StreamLayer, rollout
 from jaxmoe.engine.times import ATTENTION
+from jaxmoe.hardware import Machine
 from jaxmoe.methods.expert_streaming.fse_dp import CirculatingTokens, Experts, LoadingMethod, OffloadedExperts
 from jaxmoe.methods.expert_streaming.trajectories import ring_of
-from jaxmoe.methods.system import AbstractRun, DeploymentSetting, RolloutResult
+from jaxmoe.methods.system import AbstractRun, DeploymentSetting, RolloutResult, times_on
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.traces import Batch, load_counts
 
@@ -47,6 +48,9 @@ class LoadedRun(AbstractRun):
     @abstractmethod
     def keep(decisions: Any, time: LayerTime) -> tuple[LayerTime, Any]:
         """Times of a step, and the decisions that the event simulator replays."""
+
+    def timed(self, steps: Batch, machine: Machine) -> LayerTime:
+        return times_on(machine, self.method, self.layer, steps)
 
     def rolled(self, steps: Batch) -> tuple[LayerTime, Any, float]:
         """NumPy times, kept decisions, and the part of the time without attention in which the mean array computes."""

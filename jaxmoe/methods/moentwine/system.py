@@ -21,8 +21,9 @@ from jaxmoe.des.layers_in_turn import (
     weight_transfers,
 )
 from jaxmoe.des.token_communication import replay_communication
-from jaxmoe.engine import GroupedAttention, Layer, LayerTime, SlotDecisions, grouped_attention, rollout
+from jaxmoe.engine import AbstractMethod, GroupedAttention, Layer, LayerTime, SlotDecisions, grouped_attention, rollout
 from jaxmoe.engine.counts import CountModel, paths_of
+from jaxmoe.hardware import Machine
 from jaxmoe.methods.forecast import MovingAverage
 from jaxmoe.methods.moentwine.balancing import (
     AbstractRule,
@@ -45,6 +46,7 @@ from jaxmoe.methods.system import (
     SystemRecording,
     TokenPaths,
     UnsuitableSystemError,
+    times_on,
 )
 from jaxmoe.network.token_communication import all_reduce_rounds, closing_rounds, layout_exchange, token_homes
 from jaxmoe.placement.slots import share_of_slots
@@ -212,15 +214,23 @@ class LayoutRun(AbstractRun):
     def vector_bytes(self) -> float:
         return self.setting.moe.hidden_size * self.setting.bytes.activations
 
+    def _method(self, layers: int) -> AbstractMethod:
+        """The balancer, or experts that stay in slices."""
+        if self.balancer is not None:
+            return self.balancer
+        assert self.sliced is not None
+        share = jnp.broadcast_to(jnp.asarray(self.sliced), (layers, *self.sliced.shape))
+        return StaticPlan(share, jnp.broadcast_to(jnp.asarray(self.homes), (layers, *self.homes.shape)))
+
+    def timed(self, steps: Batch, machine: Machine) -> LayerTime:
+        return times_on(machine, self._method(len(steps.experts)), self.model, steps)
+
     def rollout(self, steps: Batch) -> RolloutResult:
-        if self.sliced is not None:
-            layers = steps.experts.shape[0]
-            share = jnp.broadcast_to(jnp.asarray(self.sliced), (layers, *self.sliced.shape))
-            homes = jnp.broadcast_to(jnp.asarray(self.homes), (layers, *self.homes.shape))
-            time = rollout(StaticPlan(share, homes), self.model, steps, keep=lambda _, time: (time, ())).time.as_numpy()
+        method = self._method(len(steps.experts))
+        if self.balancer is None:
+            time = rollout(method, self.model, steps, keep=lambda _, time: (time, ())).time.as_numpy()
             return RolloutResult(time, (), {}, _replayed_stages(time))
-        assert self.balancer is not None
-        _, time, decided = rollout(self.balancer, self.model, steps, keep=_slots_and_facts)
+        _, time, decided = rollout(method, self.model, steps, keep=_slots_and_facts)
         time, decided = time.as_numpy(), jax.tree.map(np.asarray, decided)
         moved = decided["experts_moved"].sum(axis=1)
         figures = {

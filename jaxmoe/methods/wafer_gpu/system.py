@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import FetchedSliceCosts, SliceWork, replay_slices
-from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, HostLink, rollout, traffic_figures
+from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, HostLink, LayerTime, rollout, traffic_figures
+from jaxmoe.hardware import Machine
 from jaxmoe.methods import (
     AllocationCosts,
     AtHome,
@@ -27,7 +28,14 @@ from jaxmoe.methods import (
     widest,
 )
 from jaxmoe.methods.settings.wafer_gpu import AllocationName, WaferGPUSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
+from jaxmoe.methods.system import (
+    AbstractRun,
+    AbstractSystem,
+    DeploymentSetting,
+    RolloutResult,
+    UnsuitableSystemError,
+    times_on,
+)
 from jaxmoe.methods.wafer_gpu.descended_allocation import AssignmentProgram, GradientAllocation, LinearAllocation
 from jaxmoe.methods.wafer_gpu.task_allocation import Allocation, AllocationTask
 from jaxmoe.traces import Batch
@@ -62,6 +70,9 @@ class WaferRun(AbstractRun):
     policy: WaferPolicy
     layer: FetchLayer
     bound: bool = False
+
+    def timed(self, steps: Batch, machine: Machine) -> LayerTime:
+        return times_on(machine, self.policy, self.layer, steps)
 
     def rollout(self, steps: Batch) -> RolloutResult:
         state, time, fetches = rollout(self.policy, self.layer, steps)
