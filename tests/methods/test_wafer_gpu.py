@@ -75,8 +75,8 @@ def test_times_on_a_machine_are_functions_of_its_numbers(setting, name):
 
     def total(factor):
         links = replace(machine.topology, link_bandwidth=machine.topology.link_bandwidth * factor)
-        dies = replace(machine.die, flops=machine.die.flops * factor)
-        return run.timed(batch, replace(machine, topology=links, die=dies)).total.astype(np.float32).sum()
+        memory = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in machine.memory)
+        return run.timed(batch, replace(machine, topology=links, memory=memory)).total.astype(np.float32).sum()
 
     _, slope = jax.jvp(total, (1.0,), (1.0,))
     assert float(slope) == pytest.approx(float(total(1.005) - total(0.995)) / 0.01, rel=0.05)
