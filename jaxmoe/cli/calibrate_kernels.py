@@ -36,7 +36,7 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write, write_table
 from jaxmoe.hardware.gpu.deepep_files import beside
-from jaxmoe.hardware.gpu.files import KernelFile, at_sheet, read_kernels, write_kernels
+from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel, at_sheet, read_kernels, write_kernels
 from jaxmoe.hardware.gpu.sheet import SHEETS, sheet_of
 from jaxmoe.report.scatter import plot_model_vs_simulation
 
@@ -74,12 +74,12 @@ def calibrate_folder(
                 else transfer_tables(tables, known, report)
             )
             exchanges = fit_exchanges(exchanged, system)
-        file = kernel_file(system, fits) if fits else _own_kernels(hardware, measured)
+        file = kernel_file(system, fits, _kept(hardware, system, fits)) if fits else _own_kernels(hardware, measured)
         with atomic_write(folder.target(KERNELS)) as aside:
             write_kernels(aside, file)
         if exchanges:
             keep_exchanges(folder, system, exchanges)
-        machine = _with_kernels(hardware, fits)
+        machine = _with_kernels(hardware, fits, file)
         with atomic_write(folder.target("machine.yaml")) as aside:
             aside.write_text(f"# Written by {command_line.get()}\n\n{commented(machine)}", encoding="utf-8")
         if fits:
@@ -101,19 +101,28 @@ def _own_kernels(hardware: HardwareConfig, measured: Path) -> KernelFile:
     return read_kernels(find_kernels(gemm.path))
 
 
-def _with_kernels(hardware: HardwareConfig, fits: Sequence[KernelFit]) -> HardwareConfig:
-    """The machine with the fused MoE kernel that was measured most, or as it is where none was."""
+def _kept(hardware: HardwareConfig, system: str, fits: Sequence[KernelFit]) -> tuple[KnownKernel, ...]:
+    """Kernels that the machine has of this GPU, of kinds that the folder has none of."""
+    gemm = None if hardware.die is None else hardware.die.gemm
+    own = _kernels_of(gemm) if isinstance(gemm, FittedGemmConfig) else None
+    if own is None or own.system != system:
+        return ()
+    measured = {fit.kind.name for fit in fits}
+    return tuple(kernel for kernel in own.kernels if kernel.kind not in measured)
+
+
+def _with_kernels(hardware: HardwareConfig, fits: Sequence[KernelFit], file: KernelFile) -> HardwareConfig:
+    """The machine with the fused MoE kernel that was measured most, or with its own where none was."""
     fused = [fit for fit in fits if fit.kind.name == "moe" and fit.kernel["framework"] in BACKENDS[:3]]
     if hardware.die is None:
         return hardware
-    if not fits and isinstance(hardware.die.gemm, FittedGemmConfig):
-        gemm = hardware.die.gemm.model_copy(update={"path": KERNELS})
-        return hardware.model_copy(update={"die": hardware.die.model_copy(update={"gemm": gemm})})
-    if not fused:
-        return hardware
-    names = max(fused, key=lambda fit: len(fit.measured)).kernel
-    told = {"backend": names["framework"], "precision": names["moe_dtype"], "kernel": names["kernel_source"]}
-    gemm = FittedGemmConfig.model_validate({"kind": "fitted", "path": KERNELS, **told})
+    gemm = hardware.die.gemm
+    if fused:
+        names = max(fused, key=lambda fit: len(fit.measured)).kernel
+        told = {"backend": names["framework"], "precision": names["moe_dtype"], "kernel": names["kernel_source"]}
+        gemm = FittedGemmConfig.model_validate({"kind": "fitted", "path": KERNELS, **told})
+    elif isinstance(gemm, FittedGemmConfig) and any(kernel.kind == "moe" for kernel in file.kernels):
+        gemm = gemm.model_copy(update={"path": KERNELS})
     return hardware.model_copy(update={"die": hardware.die.model_copy(update={"gemm": gemm})})
 
 

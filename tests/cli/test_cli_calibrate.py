@@ -52,6 +52,15 @@ def experts(kernel: str = "moe_torch_flow_cutlass") -> dict[str, list]:
     return columns | {name: [value] * len(rows) for name, value in same.items()}
 
 
+def gemms() -> dict[str, list]:
+    """Products of 16 shapes at a tenth of the rate that an H100 has."""
+    rows = [(m, n, 1024) for m in (16, 128, 1024, 8192) for n in (256, 512, 1024, 2048)]
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(("m", "n", "k"))}
+    columns["latency"] = [1e3 * (5e-6 + 2 * m * n * k / 1e14) for m, n, k in rows]
+    same = {"framework": "TRTLLM", "op_name": "gemm", "kernel_source": "cublas", "gemm_dtype": "bfloat16"}
+    return columns | {name: [value] * len(rows) for name, value in same.items()}
+
+
 def csv_of(folder: Path) -> Path:
     path = folder / "ping.csv"
     path.write_text("source,destination,bytes,seconds\n0,1,8,1e-6\n0,1,80,2e-6\n")
@@ -85,6 +94,18 @@ def test_kernels_of_a_folder_are_fitted_and_predict_a_table(run, tmp_path, out):
     assert told["framework"] == "TRTLLM"
     assert float(told["predicted_low"]) <= float(told["predicted_latency"]) <= float(told["predicted_high"])
     assert abs(float(told["predicted_latency"]) / float(told["latency"]) - 1) < 0.5
+
+    # Another kind is measured: kernels of experts stay what they were.
+    products = tmp_path / "later" / "h100_sxm" / "gemm" / "trtllm"
+    products.mkdir(parents=True)
+    parquet.write_table(pa.table(gemms()), products / "gemm_perf.parquet")
+    done = run("calibrate", out / "machine.yaml", "--measured", tmp_path / "later" / "h100_sxm", "--out", out / "both")
+    assert done.exit_code == 0, done.output
+    kinds = {kernel["kind"]: kernel for kernel in json.loads((out / "both" / "kernels.json").read_text())["kernels"]}
+    (before,) = json.loads((out / "kernels.json").read_text())["kernels"]
+    assert [*kinds] == ["gemm", "moe"]
+    assert kinds["moe"] == before
+    assert load_hardware(out / "both" / "machine.yaml").die.gemm.path.endswith("kernels.json")
 
     parquet.write_table(pa.table(experts() | {"moe_dtype": ["fp8"] * 16}), tmp_path / "fp8.parquet")
     done = run("calibrate", "predict", out / "machine.yaml", tmp_path / "fp8.parquet", "--out", tmp_path / "no.csv")
