@@ -233,16 +233,18 @@ class Kernels:
                 fits = [each for each in group if _has(each, names)]
                 if fits:
                     kernel = max(fits, key=lambda each: each.told["rows"])
-                    self._note(kind, wanted, kernel.names)
+                    self._note(kind, wanted, kernel)
                     return kernel
         raise KernelFileError(f"{self.file.system}: has no kernel of kind {kind}; calibrate with a table of it")
 
-    def _note(self, kind: str, wanted: Names, names: Names) -> None:
+    def _note(self, kind: str, wanted: Names, kernel: KnownKernel) -> None:
         asked = {"framework": self.backend, **wanted}
-        other = {name: names[name] for name, value in asked.items() if names[name] != value}
+        other = {name: kernel.names[name] for name, value in asked.items() if kernel.names[name] != value}
         if other:
             told = ", ".join(f"{name} {value} for {asked[name]}" for name, value in other.items())
             self.notes.add(f"{kind}: {told}")
+        if "measured_on" in kernel.told:
+            self.notes.add(f"{kind}: measured on {kernel.told['measured_on']}, scaled by data sheets")
 
 
 def _arrays(*values: Given) -> list[Numbers]:

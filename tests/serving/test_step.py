@@ -9,6 +9,7 @@ import pytest
 from kernels_by_hand import LAUNCH, SHEET, kernel_file, known
 from oracles.compilations import compilations
 
+from jaxmoe.hardware.gpu.files import at_sheet
 from jaxmoe.models import GroupedQueryAttention, LatentAttention, MoEModel, SharedExperts
 from jaxmoe.serving.deployment import Deployment, DeploymentError, check_deployment
 from jaxmoe.serving.gating import SIZES, expert_loads, loads_of_layers
@@ -146,6 +147,13 @@ def test_another_precision_stands_in_and_is_told():
     step = step_of(products="nvfp4")
     step.parts(StepLoad(4.0, 100.0))
     assert step.kernels.notes == {"gemm: gemm_dtype bfloat16 for nvfp4"}
+
+
+def test_kernels_of_another_gpu_are_told():
+    kernels = at_sheet(replace(kernel_file(), system="gb200"), "b200_sxm")
+    step = replace(step_of(), kernels=Kernels(kernels, "sglang"))
+    step.parts(StepLoad(4.0, 100.0))
+    assert "gemm: measured on gb200, scaled by data sheets" in step.kernels.notes
 
 
 def test_products_of_fp8_take_the_quicker_of_both_scalings():

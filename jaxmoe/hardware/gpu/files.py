@@ -1,7 +1,7 @@
 """Files of fitted kernels: a data sheet and, for every kernel, its names, its numbers and its intervals, as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,8 @@ def at_sheet(file: KernelFile, system: str | None) -> KernelFile:
     if system not in SHEETS:
         raise KernelFileError(f"there is no data sheet of {system!r}; known are {', '.join(SHEETS)}")
     source = f"{file.source}; at the data sheet of {system}"
-    return replace(file, system=system, source=source, sheet=sheet_of(system))
+    kernels = _measured_on(file.system, file.kernels)
+    return replace(file, system=system, source=source, sheet=sheet_of(system), kernels=kernels)
 
 
 def write_kernels(path: Path, file: KernelFile) -> None:
@@ -108,9 +109,14 @@ def read_kernels(path: Path) -> KernelFile:
     file = read_own_kernels(path)
     if file.like is None:
         return file
-    own = {kernel.kind for kernel in file.kernels}
-    other = read_own_kernels(path.with_name(file.like)).kernels
-    return replace(file, kernels=(*file.kernels, *(kernel for kernel in other if kernel.kind not in own)), like=None)
+    own, other = {kernel.kind for kernel in file.kernels}, read_own_kernels(path.with_name(file.like))
+    taken = (kernel for kernel in other.kernels if kernel.kind not in own)
+    return replace(file, kernels=(*file.kernels, *_measured_on(other.system, taken)), like=None)
+
+
+def _measured_on(system: str, kernels: Iterable[KnownKernel]) -> tuple[KnownKernel, ...]:
+    """These kernels with the GPU that they were measured on."""
+    return tuple(replace(kernel, told={"measured_on": system, **kernel.told}) for kernel in kernels)
 
 
 def files_of(path: Path) -> list[Path]:

@@ -277,6 +277,7 @@ def test_a_file_has_the_kernels_of_the_one_that_it_is_like(tmp_path):
     assert (found.system, found.sheet.node, found.sheet.domain, SHEET.domain) == ("gb200", 4, 72, 8)
     assert [kernel.told["rows"] for kernel in found.of_kind("nccl")] == [1]
     assert found.of_kind("moe")[0].names == moe.names
+    assert found.of_kind("moe")[0].told == {"measured_on": "h100_sxm", **moe.told}
     (alone,) = read_own_kernels(tmp_path / "own.json").kernels
     assert alone.kind == "nccl"
 
