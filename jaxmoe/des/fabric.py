@@ -145,15 +145,15 @@ class Fabric:
     routes: FabricPaths  # links alone
     crossed: FabricPaths | None  # links of the paths along the other direction first; None: there are none
     opposite: Int[np.ndarray, " link"]  # the link that runs the other way
+    ends: Int[np.ndarray, "link 2"]  # vertex where every link starts and where it ends
+    port_order: Int[np.ndarray, " link"]  # links in the order that numbers the ports of routers
     injection: int | None  # number of the first port
     ejection: int | None
     mesh_shape: tuple[int, int] | None
     chunk_bytes: float | None
     cut_through: bool
     burst: Float[np.ndarray, " server"] | None = None  # B that a server passes at once after it was idle; None: 0
-    ends: Int[np.ndarray, "link 2"] | None = None  # vertex where every link starts and where it ends
-    port_order: Int[np.ndarray, " link"] | None = None  # links in the order that numbers the ports of routers
-    router: Router | None = None  # None: buffers are unbounded
+    router: Router | None = None  # None: buffers are unbounded; else a node has a port of each kind
     rings: Int[np.ndarray, " link"] | None = None  # see `AbstractTopology`
 
     @cached_property
@@ -202,7 +202,7 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
     return Fabric(
         num_nodes=nodes,
         num_links=links,
-        rate=_usable(topology, np.concatenate(rate)),
+        rate=topology.usable(np.concatenate(rate)),
         latency=np.concatenate(latency),
         routes=paths_of(topology),
         crossed=None if crossed is None else paths_of(crossed),
@@ -222,12 +222,7 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
 
 def link_rates(topology: AbstractTopology) -> Float[np.ndarray, " link"]:
     """Usable rate of every link, B/s."""
-    return _usable(topology, np.asarray(topology.link_bandwidth, float))
-
-
-def _usable(topology: AbstractTopology, bandwidth: Float[np.ndarray, " server"]) -> Float[np.ndarray, " server"]:
-    """Bandwidth that is left for payload at the network's efficiency, B/s."""
-    return bandwidth * float(topology.efficiency)
+    return topology.usable(np.asarray(topology.link_bandwidth, float))
 
 
 def _bursts(topology: AbstractTopology, servers: int) -> Float[np.ndarray, " server"] | None:

@@ -1,6 +1,6 @@
 """The time of a layer: stages, what was busy, energy and total. One type for the model and the event simulator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -104,11 +104,11 @@ class LayerTime(eqx.Module):
 
     def first_batches(self, count: int) -> "LayerTime":
         """Times [layer, batch] of the first batches; busy times that are means over batches stay as they are."""
-        stages, energy, delay = (
-            {name: values[..., :count] for name, values in part.items()}
-            for part in (self.stages, self.energy, self.delay)
-        )
-        return LayerTime(stages, self.busy, self.total[..., :count], energy, delay, self.blocks, self.servers)
+        return self._map_times(lambda leaf: leaf[..., :count])
+
+    def _map_times(self, change: Callable[[Any], Any]) -> "LayerTime":
+        """Times with a change made to every leaf but the busy seconds, which as means have no axis of batches."""
+        return eqx.tree_at(lambda t: t.busy, jax.tree.map(change, self.without_busy()), self.busy)
 
     @staticmethod
     def joined(parts: Sequence["LayerTime"]) -> "LayerTime":
@@ -127,10 +127,7 @@ class LayerTime(eqx.Module):
 
     def by_layer(self) -> "LayerTime":
         """Times of steps [step, layer] as those of batches are, [layer, batch]; busy seconds are means over steps."""
-        turned = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), (self.stages, self.total, self.energy, self.delay))
-        stages, total, energy, delay = turned
-        busy = jax.tree.map(lambda leaf: leaf.mean(axis=0), self.busy)
-        return LayerTime(stages, busy, total, energy, delay, self.blocks, self.servers)
+        return self.mean_busy()._map_times(lambda leaf: leaf.swapaxes(0, 1))
 
     def without_busy(self) -> "LayerTime":
         """Times without what keeps resources busy, which is large over many steps."""

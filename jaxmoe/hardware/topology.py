@@ -17,6 +17,7 @@ from jaxmoe.hardware.paths import Hops, Structure, TopologyError, check_grid, pa
 
 Number = int | float | Float[Array, ""]  # an array where JAX traces it
 Kind = TypeVar("Kind", bound="AbstractTopology")
+Bandwidths = TypeVar("Bandwidths", Array, np.ndarray)
 
 
 def _number(value: Number) -> Float[Array, ""]:
@@ -108,20 +109,21 @@ class AbstractTopology(eqx.Module):
     @property
     def link_rate(self) -> Float[Array, " link"]:
         """Usable rate of every link under many flows, B/s."""
-        return self._usable(self.link_bandwidth)
+        return self.usable(self.link_bandwidth)
 
     @property
     def injection_rate(self) -> Float[Array, " node"] | None:
         """Usable rate at which nodes send, B/s; `None` without a limit."""
-        return None if self.injection_bandwidth is None else self._usable(self.injection_bandwidth)
+        return None if self.injection_bandwidth is None else self.usable(self.injection_bandwidth)
 
     @property
     def ejection_rate(self) -> Float[Array, " node"] | None:
         """Usable rate at which nodes receive, B/s; `None` without a limit."""
-        return None if self.ejection_bandwidth is None else self._usable(self.ejection_bandwidth)
+        return None if self.ejection_bandwidth is None else self.usable(self.ejection_bandwidth)
 
-    def _usable(self, bandwidth: Float[Array, "..."]) -> Float[Array, "..."]:
-        return bandwidth * self.efficiency
+    def usable(self, bandwidth: Bandwidths) -> Bandwidths:
+        """Rate that links or ports of a bandwidth yield to many flows, B/s; of NumPy where the bandwidth is."""
+        return bandwidth * (float(self.efficiency) if isinstance(bandwidth, np.ndarray) else self.efficiency)
 
     @property
     @abc.abstractmethod
