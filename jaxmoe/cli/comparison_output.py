@@ -233,7 +233,7 @@ def kernel_bytes_notes(scenario: Scenario) -> list[str]:
 
 
 def _knowing(comparison: Comparison, inputs: Inputs) -> list[str]:
-    """What the tuned plan's exchanges have to know at run time, where that is not charged."""
+    """Names what the tuned plan's exchanges have to know at run time, where that is not charged."""
     if TUNED not in comparison.strategies or inputs.model.costs.deciding is not None:
         return []
     used = dict.fromkeys(comparison.strategies[TUNED].placement.exchange)

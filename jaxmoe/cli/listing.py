@@ -107,7 +107,7 @@ KINDS: dict[str, Callable[[], Iterator[Line]]] = {
 
 
 def _said_of(value: str, part: type) -> str:
-    """What the description of a part says of a value, up to the first sign."""
+    """The words of a part's description about a value, up to the first sign."""
     found = re.search(rf"`{value}`: ([^.;:(+]+)", " ".join((inspect.getdoc(part) or "").split()))
     return value if found is None else found[1].strip()
 

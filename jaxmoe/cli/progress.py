@@ -30,7 +30,7 @@ LINE_EVERY_S = 10.0
 
 @dataclass
 class _Shown:
-    """What a run tells of its progress, and what it is at."""
+    """Progress of a run as it is shown, and the part it is at."""
 
     bars: bool = False
     at: str = "reading"

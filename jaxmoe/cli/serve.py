@@ -52,8 +52,7 @@ def run(
         with clock.stage("serve"):
             whole = int(serving.requests.output.sum()) <= MOST_TOKENS
             requests, served = serving.at(token_times=whole, steps=whole)
-            assert scenario.serving is not None
-            if isinstance(scenario.serving.arrivals, RandomArrivals):
+            if scenario.serving is not None and isinstance(scenario.serving.arrivals, RandomArrivals):
                 check_drains(serving, scenario.serving.arrivals, served)
         interrupts.check()
         with clock.stage("highest rate"):
@@ -110,7 +109,7 @@ def _write(folder: OutputFolder, serving: Serving, requests: Requests, served: S
         return
     write_table(folder.target("steps.csv"), step_rows(served.steps), digits=9)
     with atomic_write(folder.target("timeline.json")) as aside:
-        events = timeline(served, serving.fleet, serving.planned.moves if serving.planned else ())
+        events = timeline(served, served.steps, serving.fleet, serving.planned.moves if serving.planned else ())
         aside.write_text(json.dumps(events, separators=(",", ":")), encoding="utf-8")
 
 
@@ -119,7 +118,7 @@ def _draw(folder: OutputFolder, scenario: Scenario, serving: Serving, served: Se
     waits = waits_of(requests, served)
     title = f"{scenario.name}: {len(requests)} requests"
     if served.steps is not None:
-        time, engines, panels = over_time(requests, served, serving.fleet)
+        time, engines, panels = over_time(requests, served, served.steps, serving.fleet)
         plot_over_time(folder.target("over_time.png"), time, engines, panels, f"{title} over time")
     shown = {
         WAITS["first_token"]: Wait(waits.first_token, _finite(limits.first_token)),

@@ -65,11 +65,10 @@ def engine_names(fleet: Fleet) -> list[str]:
 
 
 def over_time(
-    requests: Requests, served: Served, fleet: Fleet
+    requests: Requests, served: Served, steps: StepLog, fleet: Fleet
 ) -> tuple[Float[np.ndarray, " time"], list[str], list[Over]]:
     """Moments, names of engines, and their queue, batch, cache and hits at these moments."""
-    steps, names = served.steps, engine_names(fleet)
-    assert steps is not None
+    names = engine_names(fleet)
     time = np.linspace(served.sent.min(), served.finish.max(), POINTS)
     numbers = [*enumerate(names)]
     panels = [
@@ -86,14 +85,13 @@ def over_time(
     return time, names, panels
 
 
-def timeline(served: Served, fleet: Fleet, moves: Sequence[Move] = ()) -> dict[str, Any]:
+def timeline(served: Served, steps: StepLog, fleet: Fleet, moves: Sequence[Move] = ()) -> dict[str, Any]:
     """A trace in Chrome's format: a process for each engine with its steps and counters, and one of all requests.
 
     Experts that move are events beside the step that waits for them, which is longer by so much. The trace ends with
     the step of number `MOST_STEPS`.
     """
-    steps, names = served.steps, engine_names(fleet)
-    assert steps is not None
+    names = engine_names(fleet)
     end = steps.start[MOST_STEPS] if len(steps.start) > MOST_STEPS else np.inf
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": number, "tid": 0, "name": "process_name", "args": {"name": name}}

@@ -244,7 +244,7 @@ def comment_of(path: Path) -> str:
 
 
 def read_with_base(path: Path) -> dict[str, object]:
-    """What a file says together with its base, before anything is checked or names in it are followed."""
+    """The content of a file merged with its base, before anything is checked or names in it are followed."""
     draft = Draft({}, ConfigSource(label_of(path), path.parent))
     put_file(draft, (), path)
     return draft.data

@@ -258,7 +258,7 @@ def describe_read(read: ReadModel) -> dict[str, Any]:
 
 
 def told_reading(model: ModelConfig) -> list[str]:
-    """What was read from which field of a config.json, and which parts are left out, a line each where there is any."""
+    """Lines that tell which fields of a config.json were read as what, and which parts of it are left out."""
     lines = []
     if model.read_from:
         told = (f"{key}{_number(getattr(model, key))} from {fields}" for key, fields in model.read_from.items())

@@ -49,7 +49,7 @@ def least_congested(
 
 
 def chosen_ways(exchange: LeastCongested, fabric: Fabric, visited: Visited, home: Int[np.ndarray, " token"]) -> Chosen:
-    """What tokens choose one after the other, so many at once."""
+    """Choices of tokens one after the other, so many at once."""
     tokens, nodes = visited.shape
     parts = 1 if exchange.route == "unicast" else 2
     rate = fabric.rate[: fabric.num_links]

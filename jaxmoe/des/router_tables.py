@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.errors import InputError
+from jaxmoe.hardware import Router
 
 BUFFER = np.dtype(
     [
@@ -152,6 +153,9 @@ class Parameters:
     lanes: int
     cycle: float  # s
     flit_bytes: float
+    switching: int
+    oldest: bool  # the packet that was injected first goes first
+    dateline: bool
 
     def __post_init__(self) -> None:
         for name in ("num_vcs", "vc_buf_size", "alloc_iters", "lanes"):
@@ -161,10 +165,8 @@ class Parameters:
             raise RouterError(f"router.internal_speedup is {self.internal_speedup:g}; a crossbar needs at least 1")
 
 
-def parameters_of(fabric: Fabric) -> Parameters:
-    """Router parameters of a fabric that has routers. A cycle is the time of a flit on the fastest link or port, s."""
-    router = fabric.router
-    assert router is not None
+def parameters_of(fabric: Fabric, router: Router) -> Parameters:
+    """Parameters of the routers of a fabric. A cycle is the time of a flit on the fastest link or port, s."""
     lanes = round(float(router.ports_per_node))
     links = fabric.num_links
     fastest = max(fabric.rate[:links].max(initial=0), fabric.rate[links:].max(initial=0) / lanes)
@@ -177,17 +179,19 @@ def parameters_of(fabric: Fabric) -> Parameters:
         lanes=lanes,
         cycle=float(router.flit_bytes) / fastest,
         flit_bytes=float(router.flit_bytes),
+        switching=(WORMHOLE if router.wormhole else CUT_THROUGH) if fabric.cut_through else STORE_AND_FORWARD,
+        oldest=router.priority == "network_age",
+        dateline=router.dateline,
     )
 
 
 def channels_of(fabric: Fabric, parameters: Parameters) -> Channels:
     """Channels of a fabric. Raises `RouterError` where a latency is less than what routers take."""
-    assert fabric.ends is not None
-    assert fabric.ejection is not None
     links, nodes, lanes, cycle = fabric.num_links, fabric.num_nodes, parameters.lanes, parameters.cycle
+    ejection = fabric.latency[links + nodes :]
     begun = math.floor(2 / parameters.internal_speedup)  # cycles from a flit's arrival to its departure, if alone
     wire = _cycles(fabric.latency[:links], cycle) - begun
-    endpoint = int(_cycles(fabric.latency[fabric.ejection :], cycle).max(initial=0)) + 1 - begun
+    endpoint = int(_cycles(ejection, cycle).max(initial=0)) + 1 - begun
     if links and wire.min() < 1:
         least = _nanoseconds((begun + 1) * cycle)
         raise RouterError(
@@ -198,7 +202,7 @@ def channels_of(fabric: Fabric, parameters: Parameters) -> Channels:
     if endpoint < 2:
         least = _nanoseconds((begun + 1) * cycle)
         raise RouterError(
-            f"router.endpoint_latency_ns is {_nanoseconds(fabric.latency[fabric.ejection :].max())}; with buffers it "
+            f"router.endpoint_latency_ns is {_nanoseconds(ejection.max())}; with buffers it "
             f"takes at least {begun + 1} cycles of {_nanoseconds(cycle)} ns to get in and out: write {least} or more, "
             "or lower router.flit_B"
         )
@@ -229,7 +233,6 @@ def net_of(
     fabric: Fabric, parameters: Parameters, channels: Channels, packet: np.ndarray, path: np.ndarray, record: np.ndarray
 ) -> Net:
     """The arrays of the loop: empty routers, and what is to pass them. Raises `RouterError` for routers too large."""
-    assert fabric.router is not None
     vcs, count = parameters.num_vcs, len(channels.source)
     ins, outs, ports = _ports(fabric, channels)
     most = ins.shape[1]
@@ -240,7 +243,7 @@ def net_of(
             f"router are the most: {fewer} for unbounded buffers"
         )
     every, half = (1 << vcs) - 1, (1 << vcs // 2) - 1
-    classes = np.array([half, every & ~half, every] if fabric.router.dateline else [every], np.int64)
+    classes = np.array([half, every & ~half, every] if parameters.dateline else [every], np.int64)
     in_port, out_port = np.zeros((2, count), np.int64)
     for port in range(most):
         there = ports > port
@@ -249,8 +252,8 @@ def net_of(
         vcs=vcs,
         iterations=parameters.alloc_iters,
         speedup=parameters.internal_speedup,
-        switching=_switching(fabric),
-        oldest=fabric.router.priority == "network_age",
+        switching=parameters.switching,
+        oldest=parameters.oldest,
         width=count,
         injection=channels.injection,
         ejection=channels.ejection,
@@ -313,18 +316,11 @@ def _slots(parameters: Parameters, channels: Channels) -> int:
     return 1 << math.ceil(math.log2(2 * channels.wire.max() + parameters.credit_delay + queued + 4))
 
 
-def _switching(fabric: Fabric) -> int:
-    if not fabric.cut_through:
-        return STORE_AND_FORWARD
-    return WORMHOLE if fabric.router is not None and fabric.router.wormhole else CUT_THROUGH
-
-
 def _ports(
     fabric: Fabric, channels: Channels
 ) -> tuple[Int[np.ndarray, "router port"], Int[np.ndarray, "router port"], Int[np.ndarray, " router"]]:
     """Channels of inputs and outputs, an input beside the output the other way, the node's last; and how many."""
     order = fabric.port_order
-    assert order is not None
     own = np.arange(channels.nodes * channels.lanes)
     out = np.concatenate([order, channels.ejection + own])
     into = np.concatenate([fabric.opposite[order], channels.injection + own])

@@ -34,7 +34,17 @@ from jaxtyping import Float, Int, UInt
 
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.router_loop import SOURCE, TASK, RouterWork, run_routers
-from jaxmoe.des.router_tables import NOBODY, PACKET, Net, RouterError, channels_of, net_of, parameters_of
+from jaxmoe.des.router_tables import (
+    NOBODY,
+    PACKET,
+    WORMHOLE,
+    Net,
+    Parameters,
+    RouterError,
+    channels_of,
+    net_of,
+    parameters_of,
+)
 from jaxmoe.des.tasks import TaskGraph
 
 
@@ -60,10 +70,12 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
 
     Raises `RouterError` for what cannot be simulated, and `DeadlockError` where packets wait for each other for ever.
     """
-    parameters = parameters_of(fabric)
+    if fabric.router is None:
+        raise RouterError("the network has no routers with buffers; write router.num_vcs")
+    parameters = parameters_of(fabric, fabric.router)
     channels = channels_of(fabric, parameters)
     packet = _packets(fabric, graph, parameters.flit_bytes, parameters.lanes)
-    _check(fabric, graph, packet, parameters.vc_buf_size)
+    _check(fabric, graph, packet, parameters)
     services = np.zeros((int(graph.chunk_hops) if record else 0, 2))
     net = net_of(fabric, parameters, channels, packet, _hops(fabric, graph, channels.of_servers()), services)
     task = _tasks(fabric, graph, parameters.cycle)
@@ -94,7 +106,7 @@ def _packets(fabric: Fabric, graph: TaskGraph, flit_bytes: float, lanes: int) ->
     packet["place"] = np.cumsum(hops) - hops
     if lanes > 1:
         number = np.arange(len(task)) - (np.cumsum(graph.chunks) - graph.chunks - graph.chunks_before)[task]
-        source = graph.path[graph.path_start[:-1][task]] - (fabric.injection or 0)
+        source = graph.path[graph.path_start[:-1][task]] - fabric.num_links
         packet["port"] = (number + source) % lanes
     return packet
 
@@ -136,7 +148,7 @@ def _tasks(fabric: Fabric, graph: TaskGraph, cycle: float) -> np.ndarray:
     first[acts] = graph.path[graph.path_start[:-1][acts]]
     computes = acts & (first >= servers)
     task["computes"], task["work"] = computes, np.where(computes, graph.last_size / cycle, 0)
-    task["node"] = np.where(computes, first - servers, first - (fabric.injection or 0))
+    task["node"] = np.where(computes, first - servers, first - fabric.num_links)
     task["packets"] = task["undelivered"] = np.where(computes, 0, graph.chunks)
     task["first_packet"] = np.cumsum(graph.chunks) - graph.chunks
     task["path"] = graph.path_start[:-1]
@@ -145,25 +157,22 @@ def _tasks(fabric: Fabric, graph: TaskGraph, cycle: float) -> np.ndarray:
     return task
 
 
-def _check(fabric: Fabric, graph: TaskGraph, packet: np.ndarray, size: int) -> None:
+def _check(fabric: Fabric, graph: TaskGraph, packet: np.ndarray, parameters: Parameters) -> None:
     """Refuse tasks that are no messages from port to port, and packets that do not fit a buffer."""
     if graph.background is not None:
         raise RouterError("background transfers need unbounded buffers; write null for router.num_vcs")
-    assert fabric.injection is not None
-    assert fabric.ejection is not None
     moves = (graph.chunks > 0) & (graph.path_start[:-1] < graph.path_start[1:])
     first, last = graph.path[graph.path_start[:-1][moves]], graph.path[graph.path_start[1:][moves] - 1]
     network = first < len(fabric.rate)
-    starts = (first >= fabric.injection) & (first < fabric.ejection)
-    if (network & ~(starts & (last >= fabric.ejection))).any():
+    ejection = fabric.num_links + fabric.num_nodes
+    starts = (first >= fabric.num_links) & (first < ejection)
+    if (network & ~(starts & (last >= ejection))).any():
         raise RouterError(
             "trees of routers that copy or add up need unbounded buffers: choose an exchange without a tree, or write "
             "null for router.num_vcs"
         )
-    assert fabric.router is not None
-    wormhole = fabric.cut_through and fabric.router.wormhole
-    longest = int(packet["flits"].max(initial=0))
-    if not wormhole and longest > size:
+    longest, size = int(packet["flits"].max(initial=0)), parameters.vc_buf_size
+    if parameters.switching != WORMHOLE and longest > size:
         raise RouterError(
             f"router.vc_buf_size is {size} flits, but a packet has {longest}: with this switching it has to fit a "
             f"buffer; write {longest} or more, lower router.chunk_B, or write wormhole for router.switching"
@@ -172,7 +181,6 @@ def _check(fabric: Fabric, graph: TaskGraph, packet: np.ndarray, size: int) -> N
 
 def _circle(fabric: Fabric, net: Net, left: int) -> str:
     """A circle of buffers whose first packets wait for each other, in words."""
-    assert fabric.ends is not None
     buffer, waits = net.buffer, {}
     for b in np.flatnonzero(buffer["count"] > 0).tolist():
         waits[b] = int(buffer["to"][b]) if buffer["to"][b] != NOBODY else _busy(net, b)

@@ -104,8 +104,7 @@ def grouped_attention(
     model without attention.
     """
     projections = 2.0 * moe.attention_parameters / group_size
-    attention = moe.attention
-    assert attention is not None  # or its parameters could not be counted
+    attention = moe.known_attention
     read = moe.context_read(context_tokens)
     context = 2.0 * attention.context_products * read / group_size
     kv_bytes = bytes_per_element if kv_bytes_per_element is None else kv_bytes_per_element
@@ -165,8 +164,7 @@ def even_attention(
     Keys and values of so many `cached_tokens` are read from memory for a token, by default those of its context.
     Raises `ModelError` for a model without attention.
     """
-    parameters, attention = moe.attention_parameters, moe.attention
-    assert attention is not None  # or its parameters could not be counted
+    parameters, attention = moe.attention_parameters, moe.known_attention
     read = moe.context_read(context_tokens)
     return EvenPart(
         flops_per_token=_number(2 * (parameters + read * attention.context_products)),

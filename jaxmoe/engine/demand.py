@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from jaxmoe.engine.times import COMPUTE, NODE
 from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import Joules, added
+from jaxmoe.hardware.kernels import AbstractGemm
 from jaxmoe.network import AbstractTimeModel, Phases, StageTime
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.flows import Rounds
@@ -186,11 +187,10 @@ class Products(eqx.Module):
     columns: Float[Array, ""]
     gemms: Float[Array, ""]
 
-    def seconds(self, machine: Machine) -> Float[Array, " node"]:
-        """Seconds of every node (hd_moe Eq. 1), by the die's kernel model."""
-        assert machine.die.gemm is not None
-        rate = machine.die.flops / self.flops_per_row
-        return machine.die.gemm.node_seconds(self.rows, self.part, self.present, rate, self.columns, self.gemms)
+    def seconds(self, flops: Float[Array, " node"], gemm: AbstractGemm) -> Float[Array, " node"]:
+        """Seconds of every node (hd_moe Eq. 1), by the die's kernel model and rate, FLOP/s."""
+        rate = flops / self.flops_per_row
+        return gemm.node_seconds(self.rows, self.part, self.present, rate, self.columns, self.gemms)
 
 
 class Work(AbstractDemand):
@@ -209,9 +209,10 @@ class Work(AbstractDemand):
 
     def computing(self, machine: Machine) -> Float[Array, " node"]:
         """Seconds in which every node multiplies matrices."""
-        if self.products is None or machine.die.gemm is None:
-            return self.flops / machine.die.flops
-        return self.products.seconds(machine)
+        die = machine.die
+        if self.products is None or die.gemm is None:
+            return self.flops / die.flops
+        return self.products.seconds(die.flops, die.gemm)
 
     def busy(self, machine: Machine) -> dict[str, Float[Array, " resource"]]:
         """Busy seconds of compute and of each memory level, and of nodes, by `die.overlap`."""

@@ -60,7 +60,7 @@ class _Slice(NamedTuple):
 
 
 class _Trips(eqx.Module):
-    """What every die reads, in its order, and servers on the way: links, channels of HBM, and those of the LLC."""
+    """Reads of every die, in its order, and servers on the way: links, channels of HBM, and those of the LLC."""
 
     expert: Int[Array, "die turn"]  # those with requests come first
     count: Int[Array, " die"]  # slices

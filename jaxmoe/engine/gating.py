@@ -86,7 +86,7 @@ class GateBias(eqx.Module):
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with the choices of the biased gate, the strongest first. It needs logits."""
-        given = self._logits(batch)
+        given = self._biased(_logits(batch), batch)
         _, experts = jax.lax.top_k(given, batch.experts.shape[-1])
         soft = self.temperature is not None
         chosen = biased_choices(given, experts.shape[-1], self.temperature) if soft else None
@@ -94,12 +94,15 @@ class GateBias(eqx.Module):
 
     def lost(self, batch: Batch) -> Float[Array, ""]:
         """The part of the unbiased choices' gate mass that is lost."""
-        given, top_k = self._logits(batch), batch.experts.shape[-1]
-        assert batch.logits is not None  # there would be none given
-        before = chosen_experts(batch.logits, top_k)
-        return 1 - retained_mass(batch.logits, biased_choices(given, top_k, self.temperature), before)
+        logits, top_k = _logits(batch), batch.experts.shape[-1]
+        chosen = biased_choices(self._biased(logits, batch), top_k, self.temperature)
+        return 1 - retained_mass(logits, chosen, chosen_experts(logits, top_k))
 
-    def _logits(self, batch: Batch) -> Float[Array, "token expert"]:
-        if batch.logits is None:
-            raise ValueError("a gate chooses from the logits of a batch, and this one has none; draw it with logits")
-        return biased(batch.logits, self.table, batch.sources(self.table.shape[-2]))
+    def _biased(self, logits: Float[Array, "token expert"], batch: Batch) -> Float[Array, "token expert"]:
+        return biased(logits, self.table, batch.sources(self.table.shape[-2]))
+
+
+def _logits(batch: Batch) -> Float[Array, "token expert"]:
+    if batch.logits is None:
+        raise ValueError("a gate chooses from the logits of a batch, and this one has none; draw it with logits")
+    return batch.logits

@@ -222,7 +222,7 @@ def _evaluated(
 
 
 def _decided(strategy: Strategy, exchange: str | None) -> Hashable:
-    """What the times of a strategy follow from, under an exchange or its own: several strategies often agree."""
+    """A key that strategies of equal times share, under an exchange or their own: several often agree."""
     placement = strategy.placement
     if placement.copies is not None:
         return strategy.name

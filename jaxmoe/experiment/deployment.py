@@ -60,12 +60,7 @@ def deployed(
     Raises `OptionError` for one without, or on a machine whose kernels or memory are not known, and `DeploymentError`
     for one that cannot be.
     """
-    asked, die = scenario.deployment, scenario.hardware.die
-    if asked is None:
-        raise OptionError(
-            "the scenario has no deployment. Write for example deployment: {backend: sglang, tensor: 8}, or --set "
-            "'deployment={backend: sglang, tensor: 8}'"
-        )
+    asked, die = stated_deployment(scenario), scenario.hardware.die
     if die is None or not isinstance(die.gemm, FittedGemmConfig) or die.memory_capacity_GB is None:
         raise OptionError(
             "hardware.die has no kernels that were fitted to measurements, or no memory_capacity_GB; the time of a "
@@ -96,8 +91,18 @@ def deployed(
     return replace(own, costs=costs_of(scenario))
 
 
+def stated_deployment(scenario: Scenario) -> DeploymentConfig:
+    """The deployment of a scenario. Raises `OptionError` where it has none."""
+    if scenario.deployment is None:
+        raise OptionError(
+            "the scenario has no deployment. Write for example deployment: {backend: sglang, tensor: 8}, or --set "
+            "'deployment={backend: sglang, tensor: 8}'"
+        )
+    return scenario.deployment
+
+
 def costs_of(scenario: Scenario) -> DeviceCosts:
-    """What a device of the scenario takes and costs, where that is given."""
+    """Power and price of a device of the scenario, where they are given."""
     asked, die = scenario.deployment, scenario.hardware.die
     hours = [each.price_per_device_hour for each in (asked, die) if each is not None]
     hour = next((each for each in hours if each is not None), None)
@@ -109,8 +114,7 @@ def other_layouts(scenario: Scenario, own: Deployed[ModelStep]) -> Iterator[Depl
 
     Those that cannot be are left out.
     """
-    asked, devices = scenario.deployment, own.deployment.devices
-    assert asked is not None
+    asked, devices = stated_deployment(scenario), own.deployment.devices
     for tensor in (count for count in range(devices, 0, -1) if devices % count == 0):
         for ranks in sorted({1, devices}):
             other = replace(own.deployment, tensor=tensor, data=devices // tensor, expert_ranks=ranks)

@@ -13,7 +13,7 @@ from jaxmoe.config import Scenario, build_even_parts, build_model, element_bytes
 from jaxmoe.config.deployment import DeploymentConfig
 from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.engine import EvenPart, EvenParts, LayerTime
-from jaxmoe.experiment.deployment import Deployed, costs_of, deployed, other_layouts
+from jaxmoe.experiment.deployment import Deployed, costs_of, deployed, other_layouts, stated_deployment
 from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import IterationBatches, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, plan_of_system
@@ -58,8 +58,7 @@ def compared(scenario: Scenario) -> Iterator[Deployed[AbstractStep]]:
 
 def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
     """The system of a scenario, then its baseline. Raises `OptionError` or `DeploymentError`."""
-    asked = scenario.deployment
-    assert asked is not None
+    asked = stated_deployment(scenario)
     _check(scenario, asked)
     check_attention(build_model(scenario.model))
     inputs = inputs_of(scenario)
@@ -145,13 +144,12 @@ def _memory(inputs: Inputs, strategy: Strategy, context: float, part: float) -> 
     """
     model, widths, nodes = inputs.moe, element_bytes(inputs.scenario), inputs.num_nodes
     capacity = inputs.model.machine.capacity
-    assert model.attention is not None  # `check_attention` has refused such a model
     held = strategy.placement.memory(float(inputs.model.costs.expert_bytes)).max() / len(inputs.layer_ids)
     sparse = len(model.moe_layer_ids)
     dense = sparse * model.shared_expert_parameters + model.num_dense_layers * model.dense_ffn_parameters
     vocabulary = (model.embedding_parameters if model.vocabulary_size else 0) + dense
     attention = model.num_attention_layers * model.attention_parameters * widths.attention
-    cache = model.num_attention_layers * model.attention.cache_elements * model.context_read(context) * widths.kv
+    cache = model.num_attention_layers * model.known_attention.cache_elements * model.context_read(context) * widths.kv
     memory = DeviceMemory(
         capacity=math.inf if capacity is None else float(capacity.min()) * sparse / len(inputs.layer_ids) * part,
         experts=float(sparse * held),

@@ -56,7 +56,7 @@ class Serving:
 
     @cached_property
     def planned(self) -> Planned | None:
-        """What loads and places of experts the requests find over time, at their own rate; None without topics."""
+        """Loads and places of experts that the requests find over time, at their own rate; None without topics."""
         return self._planned(self.requests)
 
     def _planned(self, requests: Requests) -> Planned | None:

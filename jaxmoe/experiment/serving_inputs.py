@@ -1,4 +1,4 @@
-"""What a scenario says of serving over time: its requests, its engines, and seconds of their steps."""
+"""Reads serving over time from a scenario: its requests, its engines, and seconds of their steps."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,8 +8,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxmoe.config import Scenario
-from jaxmoe.config.serving import EngineConfig, FileArrivals, RandomArrivals, ServingConfig, UserArrivals
+from jaxmoe.config import HardwareConfig, Scenario
+from jaxmoe.config.serving import (
+    EngineConfig,
+    FileArrivals,
+    RandomArrivals,
+    RebalanceConfig,
+    ServingConfig,
+    TopicsConfig,
+    UserArrivals,
+)
 from jaxmoe.experiment.deployment import Deployed, deployed
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.serving import Serving
@@ -82,7 +90,9 @@ class ServingReader:
             table,
             Limits(limits.first_token_s or np.inf, (limits.per_token_ms or np.inf) / 1e3, limits.part),
             fleet.all_engines * own.deployment.devices,
-            None if asked.topics is None else self._rebalancing(scenario, own, table, padding),
+            None
+            if asked.topics is None
+            else self._rebalancing(scenario.hardware, asked.topics, asked.rebalance, own, table, padding),
         )
 
     def _requests(self, asked: ServingConfig, own: Deployed[ModelStep]) -> Requests:
@@ -110,21 +120,26 @@ class ServingReader:
         return requests
 
     def _rebalancing(
-        self, scenario: Scenario, own: Deployed[ModelStep], table: StepTable, padding: Padding
+        self,
+        hardware: HardwareConfig,
+        topics: TopicsConfig,
+        asked: RebalanceConfig | None,
+        own: Deployed[ModelStep],
+        table: StepTable,
+        padding: Padding,
     ) -> Rebalancing:
         if self._profile is not None:
             raise OptionError(
                 "--profile is given, but serving.topics needs experts of any loads, and a profile has them with even "
                 "ones; leave out one of the two"
             )
-        assert scenario.serving is not None
-        asked, model, ranks = scenario.serving.topics, own.step.model, own.deployment.expert_ranks
-        assert asked is not None
+        model, ranks = own.step.model, own.deployment.expert_ranks
 
         def steps(loads: Shares, held: Slots, window: int) -> StepTable:
             return with_gating(table, own.step, loads_of_layers(loads, held, model.top_k, ranks, window), padding)
 
-        return rebalancing_of(scenario, own, topic_shares(asked, model, self._loads), steps)
+        shares = topic_shares(topics, model, self._loads)
+        return rebalancing_of(hardware, asked, own, shares, topics.window_s, steps)
 
     def _table(self, own: Deployed[ModelStep], padding: Padding) -> StepTable:
         if self._profile is None:
@@ -140,7 +155,7 @@ class ServingReader:
 
 
 def _kept(known: dict[Any, Made], key: object, make: Callable[[], Made]) -> Made:
-    """What is known by a key, or made now; what was made long ago goes."""
+    """The value of a key, made where it is not known; the oldest goes."""
     if key not in known:
         if len(known) >= KEPT:
             del known[next(iter(known))]

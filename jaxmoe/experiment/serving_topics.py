@@ -1,4 +1,4 @@
-"""What a scenario says of topics and of what places experts anew while engines serve."""
+"""Reads topics of requests from a scenario, and the rule that places experts anew while engines serve."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.config import Scenario, build_machine
+from jaxmoe.config import HardwareConfig, build_machine
 from jaxmoe.config.serving import RebalanceConfig, TopicsConfig
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.deployment import Deployed
@@ -45,15 +45,17 @@ def with_topics(requests: Requests, asked: TopicsConfig, topics: int, seed: int)
 
 
 def rebalancing_of(
-    scenario: Scenario, own: Deployed, shares: TopicShares, steps: Callable[[Shares, Slots, int], StepTable]
+    hardware: HardwareConfig,
+    asked: RebalanceConfig | None,
+    own: Deployed,
+    shares: TopicShares,
+    window_s: float,
+    steps: Callable[[Shares, Slots, int], StepTable],
 ) -> Rebalancing:
     """Where experts are at first, by loads of all topics alike, and what places them anew. Raises `InputError`."""
-    assert scenario.serving is not None
-    assert scenario.serving.topics is not None
-    asked, window_s = scenario.serving.rebalance, scenario.serving.topics.window_s
     model, deployment = own.step.model, own.deployment
     ranks, redundant = deployment.expert_ranks, deployment.redundant
-    topology = build_machine(scenario.hardware).topology
+    topology = build_machine(hardware).topology
     in_turn = Rebalancing(shares, _in_turn(shares, ranks, redundant), ranks, window_s, steps, Eplb())
     if asked is not None:
         _check(asked, ranks, redundant, model.num_experts)
@@ -91,7 +93,7 @@ def _check(asked: RebalanceConfig, ranks: int, redundant: int, experts: int) -> 
 
 
 def _rule(topology: AbstractTopology, asked: RebalanceConfig, own: Deployed) -> AbstractRule:
-    """What chooses slots. A rank is the first of the GPUs that share its experts."""
+    """The rule that chooses slots. A rank is the first of the GPUs that share its experts."""
     if asked.method.startswith("eplb"):
         return Eplb(renamed=asked.method == "eplb_renamed")
     ranks = own.deployment.expert_ranks

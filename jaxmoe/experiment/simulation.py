@@ -167,13 +167,13 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Depl
         bytes=element_bytes(scenario),
         batch_tokens=scenario.workload.batch_tokens,
         context_tokens=scenario.workload.context_tokens,
+        trace=inputs.trace,
         history=history,
         build_exchange=inputs.exchange,
         describe=lambda mode, exchange: describe(inputs, mode, exchange),
         wafer_shape=scenario.hardware.wafer_shape if isinstance(scenario.hardware, WafersConfig) else None,
         clusters=scenario.hardware.switched,
         copies=placement.copies,
-        trace=inputs.trace,
     )
 
 

@@ -113,7 +113,7 @@ class NodeMemory(NamedTuple):
 
 
 def weights_on_nodes(inputs: Inputs, placement: Placement) -> NodeMemory:
-    """What the weights of a placement, copies included, take of the memory of nodes."""
+    """Memory of nodes that the weights of a placement take, copies included."""
     held, capacity = placement.memory(float(inputs.model.costs.expert_bytes)), inputs.capacity(len(inputs.layer_ids))
     left = None if capacity is None else float((capacity - held).min())
     return NodeMemory(float(held.mean()), float(held.max()), left)

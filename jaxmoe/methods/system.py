@@ -43,13 +43,13 @@ class DeploymentSetting:
     bytes: ElementBytes
     batch_tokens: int
     context_tokens: float | int
+    trace: GatingTrace  # that of the run, whose rows the tokens of its steps name
     history: GatingTrace  # the layers of the plan, before the run
     build_exchange: Callable[[Exchange | str], AbstractExchange]
     describe: Callable[[Mode, Exchange | str], LayerDescription]
     wafer_shape: tuple[int, int] | None = None  # of a mesh that is made of wafers
     clusters: tuple[int, int] | None = None  # switches, and nodes of each
     copies: Copies | None = None
-    trace: GatingTrace | None = None  # that of the run, whose rows the tokens of its steps name
     cached_tokens: float | None = None
 
 

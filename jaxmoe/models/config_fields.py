@@ -17,7 +17,7 @@ OTHER_PARTS = re.compile(r"vision|visual|audio|speech|image|video|vae|talker|cod
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a field may stand for: `names` in use, then `alike` but for `unlike` as patterns, then `last` names."""
+    """Fields of one meaning: `names` in use, then `alike` but for `unlike` as patterns, then `last` names."""
 
     key: str  # of a model in YAML, for messages and what was given otherwise
     what: str

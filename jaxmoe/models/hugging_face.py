@@ -223,7 +223,7 @@ def _latent(fields: Fields, heads: int) -> LatentAttention:
 
 
 def _mixers(fields: Fields, num_layers: int) -> list[str] | None:
-    """What mixes tokens in every layer, `attention` or another name; `None` where no field tells."""
+    """The mixer of tokens of every layer, `attention` or another name; `None` where no field tells."""
     key, every = "attention_layers", range(num_layers)
     if key in fields.given:
         return None

@@ -138,11 +138,16 @@ class MoEModel:
         return 0 if self.shared_experts is None else self.shared_experts.count * self._ffn(self.shared_experts.size)
 
     @property
-    def attention_parameters(self) -> int:
-        """Weights of the attention of one layer. Raises `ModelError` where it is not given."""
+    def known_attention(self) -> Attention:
+        """The attention of a layer. Raises `ModelError` where it is not given."""
         if self.attention is None:
             raise self._lacks("attention")
-        return self.attention.parameters(self.hidden_size)
+        return self.attention
+
+    @property
+    def attention_parameters(self) -> int:
+        """Weights of the attention of one layer. Raises `ModelError` where it is not given."""
+        return self.known_attention.parameters(self.hidden_size)
 
     @property
     def embedding_parameters(self) -> int:

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.hardware import AbstractTopology
+from jaxmoe.hardware import AbstractTopology, Router
 from jaxmoe.network.flows import Flows, StageTime
 from jaxmoe.network.time_models import Congestion, away_from_self, repeated
 from jaxmoe.relax import largest
@@ -136,7 +136,7 @@ class Contention(Congestion):
         if self.order != "shuffled":
             done = jnp.maximum(done, self._in_order(ways, sent[:, 0], passed, slowness) - earliest)
         if topology.router is not None:
-            done = jnp.maximum(done, _by_credits(topology, load, slowness))
+            done = jnp.maximum(done, _by_credits(topology, topology.router, load, slowness))
             work = _sums(sent * jnp.ones_like(passed), ways.turn, ways.inputs.size).reshape(ways.inputs.shape)
             router = topology.router
             coupling = router.internal_speedup**-self.exponent
@@ -264,11 +264,10 @@ def _slowness(topology: AbstractTopology) -> Float[Array, " channel"]:
 
 
 def _by_credits(
-    topology: AbstractTopology, load: Float[Array, " channel"], slowness: Float[Array, " channel"]
+    topology: AbstractTopology, router: Router, load: Float[Array, " channel"], slowness: Float[Array, " channel"]
 ) -> Float[Array, " channel"]:
     """Seconds until the buffers behind every channel have had room for its load; ports without a limit have room."""
-    router, nodes = topology.router, topology.num_nodes
-    assert router is not None
+    nodes = topology.num_nodes
     cycle = router.flit_bytes / topology.link_rate.max()
     begun = jnp.floor(2 / router.internal_speedup)  # cycles of a hop that are not on the wire
     there_and_back = 2 * topology.link_latency + (1 + router.credit_delay - 2 * begun) * cycle

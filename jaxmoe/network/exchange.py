@@ -79,7 +79,7 @@ class AbstractExchange(eqx.Module):
 
     @property
     def described(self) -> Exchange | str:
-        """What tells another, such as the simulator, all that there is to this exchange: its name, if no table."""
+        """All that another, such as the simulator, needs of this exchange: its name, or its table where it has one."""
         return self.name
 
     @property

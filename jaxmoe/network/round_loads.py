@@ -1,4 +1,4 @@
-"""What one round of flows puts on every link, and on the ports where these limit."""
+"""Loads of one round of flows on every link, and on the ports where these limit."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -17,15 +17,14 @@ def round_loads(topology: AbstractTopology, flows: Flows) -> FlowLoads:
         sent, vectors = _sent(flows)
         link = flow_loads(topology, sent, flows.destination) * vectors
     else:
-        assert flows.weight is not None
         along = crossed(topology) if flows.route == "cross_tree" else topology
-        link = tree_loads(along, flows.source, flows.destination, flows.weight * flows.vectors)
+        link = tree_loads(along, flows.source, flows.destination, _tree_weights(flows) * flows.vectors)
     limited = topology.injection_rate is not None or topology.ejection_rate is not None
     return FlowLoads(link, *(_port_loads(flows) if limited else ()))
 
 
 def _port_loads(flows: Flows) -> tuple[Float[Array, " node"], Float[Array, " node"]]:
-    """What every node sends to others, and receives from them.
+    """Vectors that every node sends to others, and receives from them.
 
     Of a tree, each visited node's vector passes its port once, and what has become of them all passes that of the home.
     """
@@ -33,9 +32,14 @@ def _port_loads(flows: Flows) -> tuple[Float[Array, " node"], Float[Array, " nod
     if flows.route == "unicast":
         received = parts * (sent.sum(axis=1, keepdims=True) - sent)
         return (sent * (1 - parts)).sum(axis=0) * vectors, received.sum(axis=0) * vectors
-    assert flows.weight is not None
-    weight, others = flows.weight * flows.vectors, flows.source * (1 - parts)
+    weight, others = _tree_weights(flows) * flows.vectors, flows.source * (1 - parts)
     return weight @ others, weight @ (largest(others)[:, None] * parts)
+
+
+def _tree_weights(flows: Flows) -> Float[Array, " flow"]:
+    if flows.weight is None:
+        raise ValueError(f"flows of the route {flows.route} have no weight; give each tree how many tokens take it")
+    return flows.weight
 
 
 def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:

@@ -24,7 +24,7 @@ class AbstractRoutes(eqx.Module):
 
     @abc.abstractmethod
     def costs(self, price: Float[Array, "link lane"]) -> Float[Array, "token node lane"]:
-        """What every token would pay for meeting at every node."""
+        """Cost of every token where it meets at every node."""
 
     @abc.abstractmethod
     def loaded(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.flows import Flows, StageTime
+from jaxmoe.network.flows import FlowLoads, Flows, StageTime
 from jaxmoe.network.loads import crossed, link_loads, path_maxima, path_sums
 from jaxmoe.network.round_loads import round_loads
 from jaxmoe.relax import OneOf, is_number, largest, least_at, look_up
@@ -78,15 +78,18 @@ class Congestion(AbstractTimeModel):
         )
 
     def loaded(self, topology: AbstractTopology, flows: Flows) -> Flows:
-        return flows if flows.loads is not None else replace(flows, loads=round_loads(topology, flows))
+        return replace(flows, loads=self.loads_of(topology, flows))
+
+    def loads_of(self, topology: AbstractTopology, flows: Flows) -> FlowLoads:
+        """Loads of one round of flows: those that they carry, or worked out here."""
+        return round_loads(topology, flows) if flows.loads is None else flows.loads
 
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """As for traffic, but no matrix of it is built: most flows come from one node or go to one.
 
         A path counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
         """
-        loads = self.loaded(topology, flows).loads
-        assert loads is not None
+        loads = self.loads_of(topology, flows)
         timed = self
         if flows.route != "unicast":  # routers hold a chunk whole before they add it up, under either switching
             timed = replace(self, cut_through=False)

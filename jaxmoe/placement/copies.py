@@ -221,7 +221,7 @@ class Copies:
         return np.where(experts >= 0, copy, NO_COPY)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What a plan file has of copies."""
+        """Arrays of a plan file for copies."""
         known = {"copy_of": self.copy_of.astype(np.int32), "copy_share": self.share.astype(np.float32)}
         return known | {"serving": np.asarray(self.serving.name)} | self.serving.arrays()
 

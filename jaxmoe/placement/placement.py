@@ -84,7 +84,7 @@ class Placement:
 
     @property
     def computed_mode(self) -> Mode:
-        """What the shares that are `computed` mean; copies are sharded."""
+        """The mode of the shares that are `computed`; copies are sharded."""
         return "sharded" if self.mode == "copies" else self.mode
 
     def exchanges(self, name: str | None = None) -> tuple[Exchange | str, ...]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.traces.logits import with_logits
+from jaxmoe.traces.logits import recorded_logits
 from jaxmoe.traces.trace import GatingTrace, TraceError, take
 
 
@@ -170,8 +170,7 @@ def sample_batches(
     drawn = _picked_batches(trace, picked, rng, numbered)
     if not logits:
         return drawn
-    recorded = with_logits(trace).logits
-    assert recorded is not None
+    recorded = recorded_logits(trace)
     known = take(recorded, picked.ravel()).reshape(*picked.shape, *recorded.shape[1:])
     return replace(drawn, logits=jnp.asarray(np.moveaxis(known, 2, 0).astype(np.float32)))
 

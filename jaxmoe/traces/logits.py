@@ -38,10 +38,10 @@ class Reconstruction:
     known_mass: bool
 
 
-def with_logits(trace: GatingTrace) -> GatingTrace:
-    """The trace if it has logits. Raises `TraceError` that says where to get them."""
+def recorded_logits(trace: GatingTrace) -> Float[np.ndarray, "token layer expert"]:
+    """Logits of a trace that has them. Raises `TraceError` that says where to get them."""
     if trace.logits is not None:
-        return trace
+        return trace.logits
     raise TraceError(
         "the trace has no logits, which a biased gate needs; record them (Megatron-core's router traces and this "
         "project's npz can hold them), draw them with `logits: 1.5` in a preset or process, or let a system "
@@ -51,8 +51,10 @@ def with_logits(trace: GatingTrace) -> GatingTrace:
 
 def trace_with_logits(trace: GatingTrace, logits: Logits, key: str) -> GatingTrace:
     """The trace with logits of its own, or with those of its gate weights. Raises `TraceError` that names the key."""
-    if trace.logits is not None or logits == "recorded":
-        return with_logits(trace)
+    if logits == "recorded":
+        recorded_logits(trace)
+    if trace.logits is not None:
+        return trace
     try:
         return reconstruct_logits(trace).trace
     except TraceError as error:

@@ -64,7 +64,8 @@ def runs_of(inputs, name, exchange=None, **settings):
 def two_nodes(latency=0.0) -> DeploymentSetting:
     """Two dies with an expert each; all tokens of the history choose both."""
     machine = cases.random_machine(np.random.default_rng(0), (1, 2))
-    history = GatingTrace(np.array([[[0, 1]]] * 4, np.int16), 2, np.arange(1), np.array([0]), None, {})
+    trace = GatingTrace(np.array([[[0, 1]]] * 4, np.int16), 2, np.arange(1), np.array([0]), None, {})
+    trace = replace(trace, logits=np.zeros((4, 1, 2), np.float32))
     return DeploymentSetting(
         share=np.eye(2, dtype=np.float32)[None],
         mode="sharded",
@@ -76,7 +77,8 @@ def two_nodes(latency=0.0) -> DeploymentSetting:
         context_tokens=16,
         build_exchange=pytest.fail,
         describe=lambda mode, exchange: pytest.fail(exchange),
-        history=replace(history, logits=np.zeros((4, 1, 2), np.float32)),
+        trace=trace,
+        history=trace,
     )
 
 

@@ -41,6 +41,7 @@ def setting() -> DeploymentSetting:
     """Tokens choose experts 0 and 1 three times, 2 and 3 once, in both layers."""
     rng = np.random.default_rng(0)
     experts = np.repeat([[[0, 1]], [[0, 1]], [[0, 1]], [[2, 3]]], LAYERS, axis=1)
+    trace = GatingTrace(experts.astype(np.int16), EXPERTS, np.arange(LAYERS), np.array([0]), None, {})
     return DeploymentSetting(
         share=np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(LAYERS)]),
         mode="sharded",
@@ -52,7 +53,8 @@ def setting() -> DeploymentSetting:
         context_tokens=16,
         build_exchange=pytest.fail,
         describe=lambda mode, exchange: pytest.fail(exchange),
-        history=GatingTrace(experts.astype(np.int16), EXPERTS, np.arange(LAYERS), np.array([0]), None, {}),
+        trace=trace,
+        history=trace,
     )
 
 

@@ -40,6 +40,7 @@ def setting() -> DeploymentSetting:
         context_tokens=16,
         build_exchange=pytest.fail,
         describe=lambda mode, exchange: pytest.fail(exchange),
+        trace=trace_of(),
         history=trace_of(),
     )
 

@@ -10,7 +10,7 @@ from oracles.arrays import full
 from oracles.synthesis import random_process, same_requests
 
 from jaxmoe.traces import GatingTrace, TraceError, read_trace
-from jaxmoe.traces.logits import reconstruct_logits, with_logits
+from jaxmoe.traces.logits import reconstruct_logits, recorded_logits
 from jaxmoe.traces.synthesis import sample_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
@@ -78,7 +78,7 @@ def test_reconstructed_logits_keep_to_what_is_known(whole):
 def test_a_trace_without_logits_or_weights_says_what_to_do():
     trace = GatingTrace(ORDER, 8, np.array([0]), np.array([0]), None, {})
     with pytest.raises(TraceError, match=r"no logits.*record them"):
-        with_logits(trace)
+        recorded_logits(trace)
     with pytest.raises(TraceError, match="no gate weights"):
         reconstruct_logits(trace)
 

@@ -33,7 +33,7 @@ from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.registry import METRICS
 from jaxmoe.relax import AbstractReduction
-from jaxmoe.traces.logits import with_logits
+from jaxmoe.traces.logits import recorded_logits
 from jaxmoe.tune.machine.designs import Arguments, DesignGroup
 from jaxmoe.tune.machine.problem import AbstractMachineProblem, MachineSearchError, Position
 
@@ -237,7 +237,7 @@ def hardware_problem(
     jax.eval_shape(problem.excess, jnp.zeros(len(problem.keys)))  # wrong keys, and what has no slope
     if space.gate_loss is not None:
         for trace in (runs[0].inputs.trace, *runs[0].inputs.topics.values()):
-            with_logits(trace)
+            recorded_logits(trace)
     return problem
 
 

@@ -247,7 +247,7 @@ def calibrate_tables(tables: Sequence[MeasuredTable], sheet: Sheet, seed: int, r
 def kernel_file(
     system: str, fits: Sequence[KernelFit], kept: Sequence[KnownKernel] = (), like: str | None = None
 ) -> KernelFile:
-    """What a machine keeps of fits: numbers, intervals, where they come from; with kernels that were fitted before.
+    """The file of a machine's fits: numbers, intervals, where they come from; with kernels that were fitted before.
 
     `like` names the file of another GPU, whose kernels stand in for kinds that were not measured.
     """

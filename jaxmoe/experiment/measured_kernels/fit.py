@@ -59,12 +59,11 @@ def fit(terms: Terms, seconds: np.ndarray, shapes: int, recipe: Recipe, seed: in
         jnp.asarray(RIDGE if shapes < FEW else 0.0),
     )
     scale = Scale.of(alone, rows.terms)
-    kernel = FittedKernel(alone, _new_residual(scale, recipe.width, seed))
+    begin = alone, _new_residual(scale, recipe.width, seed)
     draws = _draws(rng, len(seconds), recipe.steps)
-    whole = _descend_scaled(kernel, scale, rows, draws, jnp.asarray([recipe.by_shape, recipe.units]))
-    assert whole.residual is not None
-    residual = _unscaled(whole.residual, scale)
-    return FittedKernel(alone), FittedKernel(whole.base, residual, _reach_of(whole.base, residual, rows.terms))
+    base, scaled = _descend_scaled(begin, scale, rows, draws, jnp.asarray([recipe.by_shape, recipe.units]))
+    residual = _unscaled(scaled, scale)
+    return FittedKernel(alone), FittedKernel(base, residual, _reach_of(base, residual, rows.terms))
 
 
 @jax.jit
@@ -149,7 +148,7 @@ def _new_residual(scale: Scale, width: int, seed: int) -> Residual:
 
 
 def _unscaled(residual: Residual, scale: Scale) -> Residual:
-    """The same function of inputs as they are, from one of scaled inputs."""
+    """The residual of inputs as they are, from one of scaled inputs."""
     (mean, spread), (centre, width) = scale
     rising, shape, again = residual.rising**2 / spread, residual.shape / width, residual.again / width
     direct, linear = residual.direct**2 / spread, residual.linear / width
@@ -201,26 +200,24 @@ def _descend(base: Base, rows: FittedRows, draws: Array, ridge: Array) -> Base:
 
 @jax.jit
 def _descend_scaled(
-    kernel: FittedKernel, scale: Scale, rows: FittedRows, draws: Array, penalties: Float[Array, "2"]
-) -> FittedKernel:
+    begin: tuple[Base, Residual], scale: Scale, rows: FittedRows, draws: Array, penalties: Float[Array, "2"]
+) -> tuple[Base, Residual]:
     schedule = optax.warmup_cosine_decay_schedule(0, RATE, 100, draws.shape[0], RATE * 0.01)
     optimiser = optax.adam(schedule)
 
-    def log_seconds(kernel: FittedKernel, terms: Terms) -> Array:
-        log = jnp.log(kernel.base.seconds(terms))
+    def loss(kernel: tuple[Base, Residual], some: FittedRows) -> Array:
+        base, residual = kernel
+        log = jnp.log(base.seconds(some.terms))
         (mean, spread), (centre, width) = scale
-        rising = (rising_inputs(terms, log) - mean) / spread
-        assert kernel.residual is not None
-        return KEPT * log + kernel.residual(rising, (terms.shape - centre) / width)
+        rising = (rising_inputs(some.terms, log) - mean) / spread
+        modelled = KEPT * log + residual(rising, (some.terms.shape - centre) / width)
+        return _loss(modelled, some) + _penalty(residual, *penalties)
 
     def step(state, at):
         kernel, moments = state
-        some = jax.tree.map(lambda part: part[at], rows)
-        gradient = jax.grad(lambda k: _loss(log_seconds(k, some.terms), some) + _penalty(k.residual, *penalties))(
-            kernel
-        )
+        gradient = jax.grad(loss)(kernel, jax.tree.map(lambda part: part[at], rows))
         change, moments = optimiser.update(gradient, moments, kernel)
         return (eqx.apply_updates(kernel, change), moments), None
 
-    (kernel, _), _ = jax.lax.scan(step, (kernel, optimiser.init(kernel)), draws)
+    (kernel, _), _ = jax.lax.scan(step, (begin, optimiser.init(begin)), draws)
     return kernel

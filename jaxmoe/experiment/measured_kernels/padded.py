@@ -34,7 +34,7 @@ _seconds = jax.jit(lambda fitted, terms: fitted.seconds(terms))
 
 
 def _in_blocks(computed: Callable[[np.ndarray], Sequence[Any]], rows: int) -> list[list[np.ndarray]]:
-    """What is computed of the rows of each block, by their places."""
+    """Results of the rows of each block, by their places."""
     block = next((size for size in BLOCKS if rows <= size), BLOCKS[-1])
     found = []
     for start in range(0, rows, block):

@@ -27,7 +27,7 @@ from jaxmoe.methods.system import (
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.traces import Batch, GatingTrace
-from jaxmoe.traces.logits import trace_with_logits
+from jaxmoe.traces.logits import recorded_logits, trace_with_logits
 
 # Choices of a biased gate, in all layers and steps.
 
@@ -56,11 +56,11 @@ def gated_steps(
     `home` is the row of the bias of each token of a step; by default the node where it lives. An expert takes
     `capacity_factor` times the mean of a step at most.
     """
-    assert steps.row is not None
-    assert trace.logits is not None
+    if steps.row is None:
+        raise ValueError("a gate chooses from the logits of tokens, and these do not know theirs; draw them numbered")
     row = np.asarray(steps.row[0])
     used, place = np.unique(row, return_inverse=True)
-    table = jnp.asarray(np.moveaxis(trace.logits[used], 1, 0), jnp.float32)
+    table = jnp.asarray(np.moveaxis(recorded_logits(trace)[used], 1, 0), jnp.float32)
     if home is None:
         home = np.asarray(jax.tree.map(lambda leaf: leaf[0, 0], steps).sources(bias.shape[1]))
     given = (jnp.asarray(bias, jnp.float32), jnp.asarray(home), jnp.asarray(place.reshape(row.shape)))
@@ -161,7 +161,6 @@ class GatedSystem(AbstractSystem):
         paths = run.token_paths(setting.batch_tokens)
         if paths is None:
             raise UnsuitableSystemError(f"system.gate prices the paths from a token to experts, but {run.unplaced}")
-        assert setting.trace is not None
         trace = trace_with_logits(setting.trace, self.gate.logits, "system.gate.logits")
         return made | {f"{name}+gate": GatedRun(run, trace, paths, self.gate.table(setting, paths))}
 

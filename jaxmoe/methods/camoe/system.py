@@ -41,7 +41,7 @@ from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import STAGES, AllToAll, read_profile, same_models
 from jaxmoe.traces import Batch, GatingTrace
 from jaxmoe.traces.batches import expert_counts
-from jaxmoe.traces.logits import trace_with_logits
+from jaxmoe.traces.logits import recorded_logits, trace_with_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 
 COUNT_BYTES = 4.0  # B of a count of tokens for one expert in the metadata: not stated
@@ -58,7 +58,6 @@ class CAMoE(CAMoESettings, AbstractSystem):
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         _check(setting)
-        assert setting.trace is not None
         traces = (setting.trace, setting.history)
         trace, history = (trace_with_logits(each, self.logits, "system.logits") for each in traces)
         table = self._table(setting, history)
@@ -108,8 +107,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
         seen = min(history.num_tokens, batch)
         size = max(seen // PARTS, 1)
         first = history.num_tokens - seen + part * size
-        assert history.logits is not None
-        logits = np.moveaxis(history.logits[first : first + size], 1, 0)
+        logits = np.moveaxis(recorded_logits(history)[first : first + size], 1, 0)
         return GateProblem(
             exchange=(self.exchange if self.profile is None else self._by_pairs)(setting.model, logits.shape[2]),
             topology=setting.model.machine.topology,

@@ -89,7 +89,7 @@ class FSEDP(LoadingMethod):
         if self.buffering is not None:
             steps = self.buffering(steps, self.experts.routed, dies)
         tokens = self.experts.on_dies(steps, dies)
-        return self, tokens if self.forecast is None else self._ahead(layer, tokens)
+        return self, tokens if self.forecast is None else self._ahead(self.forecast, layer, tokens)
 
     def step(
         self, machine: Machine, state: tuple[()], tokens: StreamTokens, last: Any
@@ -98,10 +98,9 @@ class FSEDP(LoadingMethod):
         return state, jax.vmap(lambda each: streams(machine.topology, each, *rules))(tokens)
 
     @eqx.filter_jit
-    def _ahead(self, layer: StreamLayer, tokens: StreamTokens) -> StreamTokens:
+    def _ahead(self, forecast: AbstractForecast, layer: StreamLayer, tokens: StreamTokens) -> StreamTokens:
         """Returns the tokens with the micro-slices that dies load before the gate decides."""
-        forecast, routed = self.forecast, self.experts.routed
-        assert forecast is not None
+        routed = self.experts.routed
         counts = tokens.on_dies.sum(axis=-1)  # [layer, step, expert]
         loads = jnp.swapaxes(counts[..., :routed], 0, 1)
         _, told = jax.lax.scan(lambda state, load: forecast.step(state, load), forecast.init(), loads)

@@ -241,7 +241,7 @@ def _holding(target: Slots, resident: Slots) -> Slots:
 
 
 def facts_alone(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Mapping[str, Array]]:
-    """What `rollout` may keep of many iterations: no slots, and no busy seconds of resources."""
+    """Keeps facts and times of an iteration for `rollout`, but no slots and no busy seconds of resources."""
     return time.without_busy(), {name: fact for name, fact in decisions.facts.items() if name != "target"}
 
 

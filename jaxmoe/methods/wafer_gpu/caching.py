@@ -169,7 +169,8 @@ class WaferPolicy(AbstractMethod):
     def prepare(self, layer: AbstractLayer, steps: Batch | Guidance) -> tuple["WaferPolicy", Guidance]:
         if isinstance(steps, Guidance):
             return self, steps
-        assert self.heatmap is not None, "a policy without a heat map takes Guidance as its steps"
+        if self.heatmap is None:
+            raise ValueError("the policy has no heat map, so it takes no batches; give it the Guidance of one")
         known = guide(self.heatmap, jnp.asarray(steps.experts), None if self.llc is None else self.llc.across)
         return replace(self, heatmap=None), known
 
