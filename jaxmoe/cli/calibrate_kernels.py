@@ -1,16 +1,12 @@
 """`jaxmoe calibrate` with a folder of measured GPU kernels, and `jaxmoe calibrate predict`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from rich.table import Table
 
-from jaxmoe.cli.calibrate_exchanges import (
-    keep_exchanges,
-    print_exchanges,
-    run_predict_exchanges,
-)
 from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
@@ -19,9 +15,9 @@ from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.config.files import find_kernels
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, kernel_file
-from jaxmoe.experiment.measured_kernels.exchange_fit import fit_exchanges
-from jaxmoe.experiment.measured_kernels.exchange_tables import is_exchange
-from jaxmoe.experiment.measured_kernels.prediction import predict
+from jaxmoe.experiment.measured_kernels.exchange_fit import ExchangeFit, exchange_file, exchange_scores, fit_exchanges
+from jaxmoe.experiment.measured_kernels.exchange_tables import exchange_table, is_exchange
+from jaxmoe.experiment.measured_kernels.prediction import predict, predict_exchanges
 from jaxmoe.experiment.measured_kernels.scores import by_kernel, by_kind
 from jaxmoe.experiment.measured_kernels.tables import (
     BACKENDS,
@@ -35,7 +31,8 @@ from jaxmoe.experiment.measured_kernels.transfer import transfer_tables
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write, write_table
-from jaxmoe.hardware.gpu.deepep_files import beside
+from jaxmoe.hardware.gpu.deepep import Links
+from jaxmoe.hardware.gpu.deepep_files import beside, read_exchanges, write_exchanges
 from jaxmoe.hardware.gpu.files import KernelFile, KnownKernel, at_sheet, read_kernels, write_kernels
 from jaxmoe.hardware.gpu.sheet import SHEETS, sheet_of
 from jaxmoe.report.scatter import plot_model_vs_simulation
@@ -194,3 +191,41 @@ def run_predict(config: Path, table: Path, out: Path) -> None:
     told = {"latency": found.seconds, "low": found.lower, "high": found.upper}
     write_columns(out, {**rows.given, **{f"predicted_{name}": part / unit for name, part in told.items()}})
     print_warnings(found.notes)
+
+
+def keep_exchanges(folder: OutputFolder, system: str, fits: Sequence[ExchangeFit]) -> None:
+    """Write fitted exchanges of DeepEP and their scores."""
+    with atomic_write(folder.target(beside(Path("kernels.json")).name)) as aside:
+        write_exchanges(aside, exchange_file(system, fits))
+    write_table(folder.target("exchanges.csv"), list(exchange_scores(fits)))
+
+
+def print_exchanges(fits: Sequence[ExchangeFit], name: str) -> None:
+    """Their errors as a table, where there are any."""
+    if not fits:
+        return
+    table = Table(title=f"{name}: DeepEP, off on rows that were held out, %")
+    rows = list(exchange_scores(fits))
+    for heading in rows[0]:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    print_table(table)
+
+
+def run_predict_exchanges(
+    exchanges: Path, kernels: KernelFile, path: Path, columns: Mapping[str, np.ndarray], out: Path
+) -> None:
+    """Write the rows of a table with their predicted times, over the links of the GPU that the kernels are of."""
+    table = exchange_table(path, columns, timed=False)
+    sheet = kernels.sheet
+    file = replace(
+        read_exchanges(exchanges),
+        system=kernels.system,
+        links=Links(float(sheet.link)),
+        processors=int(sheet.processors),
+        node=sheet.node,
+    )
+    found, notes = predict_exchanges(table, file)
+    write_columns(out, {**table.given, **found})
+    print_warnings(notes)

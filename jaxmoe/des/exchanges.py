@@ -103,7 +103,7 @@ SIMULATED: Registry[Callable[..., list[Transfers]]] = Registry(
     | dict.fromkeys(PRICED, "jaxmoe.des.priced:priced")
     | {"reduce_scatter": "jaxmoe.des.exchanges:reduce_scatter"}
     | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.des.exchanges:rings")
-    | {TWO_LEVELS: "jaxmoe.des.two_level:two_level"},
+    | {TWO_LEVELS: "jaxmoe.des.exchanges:two_level"},
 )
 
 
@@ -272,3 +272,26 @@ def _between(
     amount = common[group, other] * size / places
     sent = amount > 0
     return members[group, place][sent], members[other, place][sent], amount[sent]
+
+
+def two_level(
+    exchange: Exchange,
+    fabric: Fabric,
+    visited: Bool[np.ndarray, "token node"],
+    home: Int[np.ndarray, " token"],
+    size: float,
+    mirrored: bool,
+) -> list[Transfers]:
+    """Visited nodes send to the node of the home's place in their group, and these send one message to the home."""
+    nodes = fabric.num_nodes // int(exchange.name.rsplit("_", 1)[1])  # of a group
+    token, node = np.nonzero(visited)
+    meeting = node - node % nodes + home[token] % nodes
+    inside = node != meeting
+    # Of each token and group one message, if its home is in another group.
+    met = np.unique(np.stack([token, meeting], axis=1), axis=0)
+    met = met[met[:, 1] != home[met[:, 0]]]
+    sent = [
+        (node[inside], meeting[inside], np.full(int(inside.sum()), float(size))),
+        (met[:, 1], home[met[:, 0]], np.full(len(met), float(size))),
+    ]
+    return phases(fabric, sent, mirrored)

@@ -56,6 +56,7 @@ from .schedule import Overlap as Overlap
 from .schedule import Pipelined as Pipelined
 from .schedule import ScheduleError as ScheduleError
 from .schedule import Serial as Serial
+from .schedule import TwoBatches as TwoBatches
 from .schedule import schedule_of as schedule_of
 from .serving import AbstractServing as AbstractServing
 from .serving import serving_of as serving_of
@@ -69,4 +70,3 @@ from .streaming import StreamPipeline as StreamPipeline
 from .streaming_time import LoadRules as LoadRules
 from .times import LayerTime as LayerTime
 from .times import measured_time as measured_time
-from .two_batches import TwoBatches as TwoBatches

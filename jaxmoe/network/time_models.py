@@ -16,8 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.flows import FlowLoads, Flows, StageTime
-from jaxmoe.network.loads import crossed, link_loads, path_maxima, path_sums
-from jaxmoe.network.round_loads import round_loads
+from jaxmoe.network.loads import crossed, link_loads, path_maxima, path_sums, round_loads
 from jaxmoe.relax import OneOf, is_number, largest, least_at, look_up
 
 

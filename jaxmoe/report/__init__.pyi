@@ -10,12 +10,12 @@ from .network import plot_network as plot_network
 from .network import plot_traffic as plot_traffic
 from .online import Over as Over
 from .online import Wait as Wait
+from .online import plot_front as plot_front
 from .online import plot_over_time as plot_over_time
 from .online import plot_rates as plot_rates
+from .online import plot_serving as plot_serving
 from .online import plot_waits as plot_waits
 from .scatter import plot_model_vs_simulation as plot_model_vs_simulation
-from .serving import plot_front as plot_front
-from .serving import plot_serving as plot_serving
 from .timeline import GanttRow as GanttRow
 from .timeline import plot_gantt as plot_gantt
 from .trace_curves import plot_coverage as plot_coverage

@@ -7,9 +7,8 @@ import pytest
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit
 from jaxmoe.experiment.measured_kernels.imbalance import by_part, joined, of_copies, of_skew, price_scores
 from jaxmoe.experiment.measured_kernels.kinds import KINDS
-from jaxmoe.experiment.measured_kernels.slot_counts import slot_loads
 from jaxmoe.experiment.measured_kernels.tables import read_table, write_columns
-from jaxmoe.experiment.measured_kernels.token_counts import loads_of
+from jaxmoe.experiment.measured_kernels.token_counts import loads_of, slot_loads
 from jaxmoe.hardware.gpu.kernel import Base, FittedKernel
 
 ROWS = ("balanced", "power_law_1.2", "power_law_1.2_eplb")

@@ -7,8 +7,8 @@ import pytest
 
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.exchange_fit import exchange_file, exchange_scores, fit_exchanges
-from jaxmoe.experiment.measured_kernels.exchange_prediction import predict_exchanges
 from jaxmoe.experiment.measured_kernels.exchange_tables import even_load, exchange_table, is_exchange
+from jaxmoe.experiment.measured_kernels.prediction import predict_exchanges
 from jaxmoe.experiment.measured_kernels.tables import read_folder, read_table, write_columns
 
 HERE = Path("made_up.parquet")

@@ -8,11 +8,19 @@ import pytest
 
 from jaxmoe.config.files import find_kernels
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables, intervals_of, pooled
+from jaxmoe.experiment.measured_kernels.calibration import (
+    FOLDS,
+    KernelFit,
+    calibrate_tables,
+    folds_of,
+    intervals_of,
+    pooled,
+    repeats,
+    series_of,
+)
 from jaxmoe.experiment.measured_kernels.kinds import KINDS
 from jaxmoe.experiment.measured_kernels.prediction import predict
 from jaxmoe.experiment.measured_kernels.scores import by_kind
-from jaxmoe.experiment.measured_kernels.split import FOLDS, folds_of, repeats, series_of
 from jaxmoe.experiment.measured_kernels.tables import read_folder, read_table, write_columns
 from jaxmoe.experiment.measured_kernels.token_counts import _power_law, loads_of
 from jaxmoe.experiment.measured_kernels.transfer import spread_rows, transfer_tables

@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit
 from jaxmoe.experiment.measured_kernels.grouping import grouped
-from jaxmoe.experiment.measured_kernels.slot_counts import BALANCED
-from jaxmoe.experiment.measured_kernels.token_counts import EVEN, known_distribution
+from jaxmoe.experiment.measured_kernels.token_counts import BALANCED, EVEN, known_distribution
 
 CLEAR = 1.1  # from which factor on, either way, a sign is judged
 ALIKE = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "num_tokens")

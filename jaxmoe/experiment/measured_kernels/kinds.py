@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.experiment.measured_kernels.grouping import grouped
-from jaxmoe.experiment.measured_kernels.slot_counts import slot_loads
-from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of
+from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of, slot_loads
 from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
 from jaxmoe.hardware.gpu import terms
 from jaxmoe.hardware.gpu.deepep import copies_of

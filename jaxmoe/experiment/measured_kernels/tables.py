@@ -13,8 +13,7 @@ import numpy as np
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.exchange_tables import ExchangeTable, exchange_table, is_exchange
 from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
-from jaxmoe.experiment.measured_kernels.slot_counts import BALANCED
-from jaxmoe.experiment.measured_kernels.token_counts import known_distribution
+from jaxmoe.experiment.measured_kernels.token_counts import BALANCED, known_distribution
 from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
