@@ -79,7 +79,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def cell_text(value: Any, digits: int | None) -> str:
+def cell_text(value: object, digits: int | None) -> str:
     """A value as `write_table` writes it."""
     if digits is None or not isinstance(value, Real) or isinstance(value, Integral):
         return "" if value is None else str(value)

@@ -52,7 +52,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         self._lazy: dict[str, str] = dict(builtin or {})
         self._order: dict[str, None] = dict.fromkeys(self._lazy)
 
-    def register(self, name: str, part: Any = None) -> Any:
+    def register(self, name: str, part: object = None) -> Any:
         """Register a part under a name: as a decorator, or at once where the part is given.
 
         Raises `PartError` for a name that is taken.
@@ -112,7 +112,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         """The names of parts that are not of this package."""
         return tuple(name for name in self if name not in self._lazy)
 
-    def name_of(self, part: Any) -> str | None:
+    def name_of(self, part: object) -> str | None:
         """The one name that a part was registered under; `None` for one of several names, or that is not loaded."""
         names = [name for name, each in self._parts.items() if each is part]
         return names[0] if len(names) == 1 else None
@@ -166,7 +166,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
                 f"({type(error).__name__}: {error}); repair or uninstall that package"
             ) from error
 
-    def _checked(self, name: str, part: Any) -> None:
+    def _checked(self, name: str, part: object) -> None:
         stated = getattr(part, "interface", 1)
         if not isinstance(stated, int) or stated < 1:
             raise PartError(f"{self.kind} {name!r} states interface {stated!r}, expected a whole number from 1")

@@ -53,7 +53,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
 
-def _promise(kept: Any, told: str) -> None:
+def _promise(kept: object, told: str) -> None:
     if not kept:
         raise BrokenPromiseError(told)
 
@@ -111,7 +111,7 @@ def _check_slopes(function: Callable[[Array], Array], at: Array, what: str) -> N
         )
 
 
-def _wide(tree: Any) -> Any:
+def _wide(tree: object) -> Any:
     """Numbers in double precision."""
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float) if eqx.is_inexact_array(leaf) else leaf, tree)
 

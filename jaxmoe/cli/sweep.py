@@ -181,7 +181,7 @@ def _summary(study: Study, sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """For JSON, which has no infinite numbers and no NaN: null in their place."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}

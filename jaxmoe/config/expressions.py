@@ -123,7 +123,7 @@ def _dotted(node: ast.AST, text: str) -> str:
     raise ExpressionError(f"{_short(text)} has {_short(ast.unparse(node))} in it; write {KNOWN}")
 
 
-def _applied(op: ast.operator, left: Any, right: Any) -> Any:
+def _applied(op: ast.operator, left: object, right: object) -> Any:
     _check_numbers(left, right)
     if isinstance(left, int) and isinstance(right, int):
         rough = BINARY[type(op)](float(left), float(right))  # too large a number is an error here, and at once

@@ -82,11 +82,11 @@ class OpenSection(Section):
         return _restored, (whole, getattr(self, self.tag), self.__getstate__())
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(cls._validated) if cls.is_open() else handler(source)
 
     @classmethod
-    def _validated(cls, data: Any) -> "OpenSection":
+    def _validated(cls, data: object) -> "OpenSection":
         if isinstance(data, cls):
             return data
         if not isinstance(data, dict):

@@ -88,7 +88,7 @@ def _entry(section: Section, name: str, as_stated: bool, indent: str) -> Iterato
                 yield from (f"{indent}# {line}" for line in _possible(key, possible, value == ()))
 
 
-def _sections(annotation: Any) -> list[type[Section]]:
+def _sections(annotation: object) -> list[type[Section]]:
     """The sections that a key of this type may hold."""
     if not isinstance(annotation, type) or get_origin(annotation) is not None:
         return [section for inner in get_args(annotation) for section in _sections(inner)]

@@ -41,12 +41,12 @@ SOURCE = np.dtype(
 class RouterWork(NamedTuple):
     """Work of the nodes for the loop over cycles: tasks, their successors, injection channels, and a heap of tasks."""
 
-    task: Any  # records `TASK`
-    source: Any  # records `SOURCE`
-    begins: Any  # where the successors of every task begin in `successor`
-    successor: Any
-    times: Any  # room for the heap of tasks that will be done
-    codes: Any
+    task: np.ndarray  # records `TASK`
+    source: np.ndarray  # records `SOURCE`
+    begins: np.ndarray  # where the successors of every task begin in `successor`
+    successor: np.ndarray
+    times: np.ndarray  # room for the heap of tasks that will be done
+    codes: np.ndarray
 
 
 @njit(_nrt=False, error_model="numpy")

@@ -91,22 +91,22 @@ class Net(NamedTuple):
     injection: int  # the first injection channel
     ejection: int
     lanes: int  # ports of each kind that a node has
-    buffer: Any
-    ring: Any  # packets that a buffer is for, in their order [buffer, place]
-    channel: Any
-    router: Any
-    outs: Any  # channel of every output [router, port]
-    bits: Any  # buffer of every bit [router, bit]
-    inputs: Any  # bit of the input that a bit is at
-    ready: Any  # buffers that can send to an output [router, port]
-    waiting: Any  # buffers that want a virtual channel of an output [router, port, class]
-    classes: Any  # virtual channels that a class may take
-    packet: Any
-    path: Any  # channel, class, and number on its path of every hop [hop, 3]
-    wheel: Any  # by cycle modulo its length: three counts, then three lists [slot, 3 + 3 width]
-    record: Any  # begin and end of services [place, 2]; of no length: not recorded
-    granted: Any  # room for a step: what is granted to every bit; 0 before and after
-    matched: Any  # room for a step: buffers that send
+    buffer: np.ndarray
+    ring: np.ndarray  # packets that a buffer is for, in their order [buffer, place]
+    channel: np.ndarray
+    router: np.ndarray
+    outs: np.ndarray  # channel of every output [router, port]
+    bits: np.ndarray  # buffer of every bit [router, bit]
+    inputs: np.ndarray  # bit of the input that a bit is at
+    ready: np.ndarray  # buffers that can send to an output [router, port]
+    waiting: np.ndarray  # buffers that want a virtual channel of an output [router, port, class]
+    classes: np.ndarray  # virtual channels that a class may take
+    packet: np.ndarray
+    path: np.ndarray  # channel, class, and number on its path of every hop [hop, 3]
+    wheel: np.ndarray  # by cycle modulo its length: three counts, then three lists [slot, 3 + 3 width]
+    record: np.ndarray  # begin and end of services [place, 2]; of no length: not recorded
+    granted: np.ndarray  # room for a step: what is granted to every bit; 0 before and after
+    matched: np.ndarray  # room for a step: buffers that send
 
 
 MOST_BITS = 62  # buffers at the inputs of a router

@@ -35,7 +35,7 @@ def code_of(study: Path) -> Code:
     return dict(sorted(code.items()))
 
 
-def record(table: Path, study: Path, code: Code, seed: Any, whole: bool) -> None:
+def record(table: Path, study: Path, code: Code, seed: object, whole: bool) -> None:
     """Note what made a table; `whole`, all its rows, else those of some cases. Of unknown rows nothing is noted."""
     path, name = table.with_name(FILE), table.stem
     made = read(path)
@@ -66,7 +66,7 @@ def unnoted(study: Path) -> list[str]:
     return sorted({path.stem for path in study.glob("*.csv")} - read(study / FILE).keys())
 
 
-def seed_of(rows: Any) -> Mapping[str, Any]:
+def seed_of(rows: object) -> Mapping[str, Any]:
     """Seeds that the module of a function of rows names, `SEED` or `SEEDS`."""
     module = sys.modules.get(getattr(rows, "func", rows).__module__)
     return {name: repr(getattr(module, name)) for name in ("SEED", "SEEDS") if hasattr(module, name)}

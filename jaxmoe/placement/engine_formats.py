@@ -61,7 +61,7 @@ class EngineFormat:
 # Numbers in files.
 
 
-def _rows(value: Any, what: str) -> Slots:
+def _rows(value: object, what: str) -> Slots:
     """Lists of equally many whole numbers."""
     if not isinstance(value, list) or not value or not all(isinstance(row, list) for row in value):
         raise PlanError(f"{what} is {shown(value)}, expected a list of slots for every layer")
@@ -77,7 +77,7 @@ def _rows(value: Any, what: str) -> Slots:
     return np.array(value, np.int64)
 
 
-def _integer(value: Any, what: str) -> int:
+def _integer(value: object, what: str) -> int:
     if type(value) is not int or not 0 <= value < 2**31:
         raise PlanError(f"{what} is {shown(value)}, expected a whole number")
     return value
@@ -180,7 +180,7 @@ def _read_ascend(content: dict[str, Any], hints: Hints, ranks: int | None) -> Fi
     return FilePlacement(np.stack([each.ravel() for each in slots]), ranks=len(devices[0]), notes=notes)
 
 
-def _devices(layer: Any, position: int) -> list[Any]:
+def _devices(layer: object, position: int) -> list[Any]:
     """Experts of all devices of a layer."""
     devices = layer.get("device_list") if isinstance(layer, dict) else None
     if not isinstance(devices, list) or not devices:

@@ -119,7 +119,7 @@ class ChunkFiles:
         else:
             path.unlink()
 
-    def _replace(self, path: Path, table: Any) -> None:
+    def _replace(self, path: Path, table: object) -> None:
         from pyarrow import parquet
 
         # Aside is outside of the folder that others read whole.

@@ -196,7 +196,7 @@ class StudyConfig(Section):
         return self
 
 
-def axis_of(value: Any, keys: tuple[str | int, ...]) -> RangeConfig | list[Any]:
+def axis_of(value: object, keys: tuple[str | int, ...]) -> RangeConfig | list[Any]:
     """The values of an axis. Raises `RuleError`."""
     if isinstance(value, list) and value:
         return value

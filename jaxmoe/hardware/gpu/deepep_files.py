@@ -61,7 +61,7 @@ def _written(exchange: KnownExchange) -> dict[str, Any]:
     return {**exchange.names, "told": dict(exchange.told), "interval": interval, "numbers": numbers}
 
 
-def _short(value: Any) -> float:
+def _short(value: object) -> float:
     return float(f"{float(np.asarray(value)):.{DIGITS}g}")
 
 

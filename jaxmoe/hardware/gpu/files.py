@@ -97,7 +97,7 @@ def _numbers(part: eqx.Module) -> dict[str, Any]:
     return {name: _short(np.asarray(getattr(part, name)).tolist()) for name in part.__dataclass_fields__}
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> Any:
     return [_short(each) for each in value] if isinstance(value, list) else float(f"{value:.{DIGITS}g}")
 
 

@@ -123,7 +123,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def escaped(value: Any) -> Any:
+def escaped(value: object) -> Any:
     """A copy for Plotly, in which no text is markup and all numbers are plain ones."""
     if isinstance(value, dict):
         return {key: each if key in TEMPLATES else escaped(each) for key, each in value.items()}
@@ -134,7 +134,7 @@ def escaped(value: Any) -> Any:
     return rounded(value)
 
 
-def rounded(values: Any) -> Any:
+def rounded(values: object) -> Any:
     """Numbers of a nested list or an array, with as many digits as a page needs; `None` for what is not finite."""
     if isinstance(values, np.ndarray | np.generic):
         return rounded(values.tolist())

@@ -203,7 +203,7 @@ def _coloured(
     }
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> Any:
     """Arrays as lists, for Plotly's schema."""
     if isinstance(value, dict):
         return {key: _listed(each) for key, each in value.items()}

@@ -133,7 +133,7 @@ def _value(setting: Mapping[str, Any], key: str) -> Any:
     return setting.get(key, ABSENT)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """A value for a cell, cut where it is long."""
     if value is ABSENT:
         return None

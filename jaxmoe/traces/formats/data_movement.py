@@ -40,7 +40,7 @@ def _matches(source: TraceSource) -> bool:
     return len(source.values) == 1 and _is_request(source.values[0])
 
 
-def _is_request(value: Any) -> bool:
+def _is_request(value: object) -> bool:
     return isinstance(value, list) and bool(value) and is_layers(value[0])
 
 
@@ -75,7 +75,7 @@ def _request(name: str, values: list[Any]) -> tuple[list[int], RecordedSequence]
     return sorted(tokens), RecordedSequence(name, experts, phases(lengths[0], sum(lengths)))
 
 
-def _extend(tokens: dict[int, list[Any]], step: Any, first: bool) -> int:
+def _extend(tokens: dict[int, list[Any]], step: object, first: bool) -> int:
     """Add the tokens of a step to every layer, and tell how many they are."""
     if not isinstance(step, dict):
         raise TraceError(f"holds {shown(step)}, expected an object of layers")

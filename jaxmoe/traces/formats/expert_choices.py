@@ -16,7 +16,7 @@ from jaxmoe.traces.trace import DECODE, PREFILL, GatingTrace, TraceError
 # Lists of expert ids as arrays, and the first of them that does not fit.
 
 
-def choices_of(place: str, tokens: Any) -> np.ndarray:
+def choices_of(place: str, tokens: object) -> np.ndarray:
     """A list over tokens of lists of expert ids as int64 [token, top_k]; `place` names it in a `TraceError`."""
     if not isinstance(tokens, list) or not tokens:
         raise TraceError(f"{place} holds {shown(tokens)}, expected a list of tokens")
@@ -48,12 +48,12 @@ def check_rows(row: str, experts: np.ndarray) -> None:
         check_not_negative(f"{row} {layer}", experts[:, layer])
 
 
-def is_layers(value: Any) -> bool:
+def is_layers(value: object) -> bool:
     """Whether a JSON value is an object in which some key is a layer number."""
     return isinstance(value, dict) and any(key.isascii() and key.isdecimal() for key in value)
 
 
-def layer_number(key: Any) -> int:
+def layer_number(key: object) -> int:
     """The layer that a key of a JSON object names."""
     if not (isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MOST_DIGITS):
         raise TraceError(f"JSON has the key {shown(key)}, expected only layer numbers")

@@ -87,7 +87,7 @@ def _rank(name: str, file: TraceSource) -> tuple[list[int], RecordedSequence]:
         return sorted(experts), RecordedSequence(name, stacked_layers(experts), logits=logits)
 
 
-def _line(number: int, value: Any) -> dict[str, Any]:
+def _line(number: int, value: object) -> dict[str, Any]:
     if not isinstance(value, dict) or not {*COUNTS, "top_indices"} <= value.keys():
         held = shown(sorted(value)) if isinstance(value, dict) else type(value).__name__
         raise TraceError(f"line {number} has {held}, expected {', '.join((*COUNTS, 'top_indices'))}")

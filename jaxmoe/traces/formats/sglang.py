@@ -51,7 +51,7 @@ def _read_recorder(source: TraceSource, hints: Hints) -> LoadCounts:
     return LoadCounts(counts[:, layers], np.asarray(layers), hints.top_k, windows, {"source": source.path.name})
 
 
-def _counts(dump: Any) -> np.ndarray:
+def _counts(dump: object) -> np.ndarray:
     """The counts in a dump, [step, layer, expert]."""
     if not isinstance(dump, dict) or COUNTS not in dump:
         held = sorted(map(str, dump)) if isinstance(dump, dict) else type(dump).__name__

@@ -118,7 +118,7 @@ def parse_json(content: bytes) -> Any:
     return json.loads(content, object_pairs_hook=_without_repeats)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A JSON value of any size and depth as a few words of an error message."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

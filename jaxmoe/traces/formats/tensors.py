@@ -115,7 +115,7 @@ def write_tensors(path: Path, values: Mapping[str, Any]) -> None:
         archive.writestr("archive/version", "3\n")
 
 
-def _value(value: Any, arrays: list[np.ndarray]) -> bytes:
+def _value(value: object, arrays: list[np.ndarray]) -> bytes:
     """The part of a pickle that makes a value; of an array it names the storage, which joins `arrays`."""
     if not isinstance(value, np.ndarray):
         return _plain(value)
@@ -145,7 +145,7 @@ def _text(text: str) -> bytes:
     return pickle.BINUNICODE + len(text.encode()).to_bytes(4, "little") + text.encode()
 
 
-def _plain(value: Any) -> bytes:
+def _plain(value: object) -> bytes:
     """A whole number, a truth value, `None` or a tuple of them."""
     if isinstance(value, tuple):
         return _tuple(*map(_plain, value))

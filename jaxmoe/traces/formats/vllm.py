@@ -77,11 +77,11 @@ def phase_of(payload: Payload, tokens: int) -> np.ndarray | None:
     return phases(payload.prompt_tokens, tokens)
 
 
-def _is_batch(value: Any) -> bool:
+def _is_batch(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(record, dict) for record in value)
 
 
-def _of_record(place: str, record: Any) -> list[Payload]:
+def _of_record(place: str, record: object) -> list[Payload]:
     """Recorded experts of one response: a payload for each of its choices, none where it recorded none.
 
     Raises `TraceError` where some choices have recorded experts and others do not.
@@ -101,7 +101,7 @@ def _of_record(place: str, record: Any) -> list[Payload]:
     return [payload for payload in found if payload is not None]
 
 
-def _of_holder(place: str, record: dict[str, Any], choice: Any) -> Payload | None:
+def _of_holder(place: str, record: dict[str, Any], choice: object) -> Payload | None:
     parts = [choice] if isinstance(choice, dict) else []
     parts += [part[key] for part in (*parts, record) for key in _HOLDERS if isinstance(part.get(key), dict)]
     holder = next((part for part in parts if part.get(KEY) is not None), None)
@@ -144,7 +144,7 @@ def _matches(source: TraceSource) -> bool:
     return bool(found) and (isinstance(found[0].value, list) or _is_npy(found[0].value))
 
 
-def _is_npy(value: Any) -> bool:
+def _is_npy(value: object) -> bool:
     return isinstance(value, str) and value.startswith(NPY)
 
 
@@ -178,7 +178,7 @@ def _sequence(payload: Payload, number: int, count: int) -> RecordedSequence:
         return RecordedSequence(payload.name or (str(number) if count > 1 else ""), experts, phase)
 
 
-def _ids(value: Any) -> np.ndarray:
+def _ids(value: object) -> np.ndarray:
     """Expert ids [token, layer, top_k]."""
     array = _from_npy(value) if isinstance(value, str) else _from_lists(value)
     if array.ndim != 3 or array.dtype.kind not in "iu":
@@ -199,7 +199,7 @@ def _from_npy(text: str) -> np.ndarray:
         raise TraceError(f"{KEY}: {error}; {AGAIN}") from None
 
 
-def _from_lists(value: Any) -> np.ndarray:
+def _from_lists(value: object) -> np.ndarray:
     if not isinstance(value, list):
         raise TraceError(f"{KEY} are {shown(value)}, expected lists or base64 of a .npy")
     expected = _shape(value[0]) if value else None
@@ -215,7 +215,7 @@ def _from_lists(value: Any) -> np.ndarray:
         raise TraceError(f"{KEY} hold an expert id of more than 64 bits; {AGAIN}") from None
 
 
-def _shape(token: Any) -> tuple[int, int] | None:
+def _shape(token: object) -> tuple[int, int] | None:
     """Layers and top_k of the lists of a token; `None` where they are no such lists."""
     if not isinstance(token, list) or not token or not all(isinstance(row, list) for row in token):
         return None
