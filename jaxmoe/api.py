@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxmoe import engine
 from jaxmoe.config import build_model
@@ -234,8 +234,8 @@ class Run:
     method: AbstractMethod
     steps: Batch
     time: LayerTime
-    decisions: Any
-    state: Any
+    decisions: PyTree
+    state: PyTree
     options: Mapping[str, Any]  # of the rollout
 
 

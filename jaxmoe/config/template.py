@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import yaml
 from pydantic.fields import FieldInfo

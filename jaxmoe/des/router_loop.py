@@ -1,6 +1,6 @@
 """The loop over cycles of routers with finite buffers: tasks, nodes that inject and compute, every router's steps."""
 
-from typing import Any, NamedTuple, no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numba import njit

@@ -1,11 +1,11 @@
 """A layer whose dies compute experts that they may have to fetch from another die's memory, and who decides where."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxmoe.engine.demand import Fixed, Work
 from jaxmoe.engine.fetch import FetchCosts, Fetches, Figures
@@ -58,7 +58,7 @@ class FetchLayer(AbstractLayer):
     def time(
         self,
         decisions: Fetches,
-        tokens: Any = None,
+        tokens: PyTree = None,
         reduction: AbstractReduction | None = None,
         support: AbstractSupport | None = None,
     ) -> LayerTime:
@@ -85,7 +85,7 @@ class FetchLayer(AbstractLayer):
             )
         return price(self.machine, self.schedule, tuple(stages), HardMax() if reduction is None else reduction)
 
-    def blank(self, tokens: Any) -> Fetches:
+    def blank(self, tokens: PyTree) -> Fetches:
         layers, dies = jax.tree.leaves(tokens)[0].shape[0], self.machine.num_nodes
         nothing = jnp.zeros((layers, 1, dies), self.costs.expert_bytes.dtype)
         return Fetches(nothing, jnp.zeros((layers, 1), jnp.int32), nothing, nothing)

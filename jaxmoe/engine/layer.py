@@ -6,13 +6,13 @@ machines: all numbers are arrays.
 
 import abc
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxmoe.compiling import LIGHT, SHORT
 from jaxmoe.engine.attention import AbstractStages
@@ -55,19 +55,19 @@ class AbstractLayer(eqx.Module):
     @abc.abstractmethod
     def time(
         self,
-        decisions: Any,
-        tokens: Any,
+        decisions: PyTree,
+        tokens: PyTree,
         reduction: AbstractReduction | None = None,
         support: AbstractSupport | None = None,
     ) -> LayerTime:
         """Time of a layer for `tokens` under `decisions`, such as a placement; exact without a relaxed `reduction`."""
 
-    def in_turn(self, tokens: Any) -> bool:
+    def in_turn(self, tokens: PyTree) -> bool:
         """Whether layers with such tokens, [layer, ...], are timed one after the other, which takes less memory."""
         return False
 
     @abc.abstractmethod
-    def blank(self, tokens: Any) -> Any:
+    def blank(self, tokens: PyTree) -> PyTree:
         """Neutral decisions, leaves [layer, ...]; times priced with them have the shapes of the first step's times."""
 
 

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.engine.layer import AbstractLayer
@@ -45,7 +46,7 @@ class AbstractMethod(eqx.Module):
         """Returns the method's state before the first step, a pytree of arrays; `()` for a method without state."""
 
     @abc.abstractmethod
-    def step(self, machine: Machine, state: State, tokens: Any, last: LayerTime) -> tuple[State, Any]:
+    def step(self, machine: Machine, state: State, tokens: PyTree, last: LayerTime) -> tuple[State, PyTree]:
         """The state after a step, and what was decided for it; leaves of tokens and decisions are [layer, ...].
 
         `last` are the times [layer] of the step before, 0 before the first. What is decided of a layer before it has
@@ -75,13 +76,13 @@ class Rollout(NamedTuple):
 
     state: State
     time: LayerTime
-    kept: Any
+    kept: PyTree
 
 
-Keep = Callable[[Any, LayerTime], Any]
+Keep = Callable[[PyTree, LayerTime], PyTree]
 
 
-def everything(decisions: Any, time: LayerTime) -> tuple[LayerTime, Any]:
+def everything(decisions: PyTree, time: LayerTime) -> tuple[LayerTime, PyTree]:
     """Keep times and all that was decided."""
     return time, decisions
 
@@ -117,11 +118,11 @@ class _Pricing(eqx.Module):
     reduction: AbstractReduction | None
     support: AbstractSupport | None
 
-    def __call__(self, decisions: Any, tokens: Any) -> LayerTime:
+    def __call__(self, decisions: PyTree, tokens: PyTree) -> LayerTime:
         """Times [layer]."""
 
-        def priced(layer: AbstractLayer, decisions: Any, tokens: Any) -> LayerTime:
-            def one(given: tuple[Any, Any]) -> LayerTime:
+        def priced(layer: AbstractLayer, decisions: PyTree, tokens: PyTree) -> LayerTime:
+            def one(given: tuple[PyTree, PyTree]) -> LayerTime:
                 return layer.time(*given, self.reduction, self.support)
 
             if layer.in_turn(tokens):
@@ -148,7 +149,7 @@ def _side_by_side(method: AbstractMethod, price: _Pricing, steps: Steps, keep: K
     machine, nothing = price.layer.machine, cast(LayerTime, None)
     state = method.init(machine)
 
-    def step(tokens: Any) -> Any:
+    def step(tokens: PyTree) -> PyTree:
         _, decisions = method.step(machine, state, tokens, nothing)
         return keep(decisions, price(decisions, tokens))
 
@@ -167,7 +168,7 @@ def _scan(method: AbstractMethod, price: _Pricing, steps: Steps, keep: Keep) -> 
     first = jax.tree.map(lambda leaf: leaf[0], in_turn)
     layer = price.layer
 
-    def step(carry: tuple[State, LayerTime], tokens: Any) -> tuple[tuple[State, LayerTime], Any]:
+    def step(carry: tuple[State, LayerTime], tokens: PyTree) -> tuple[tuple[State, LayerTime], PyTree]:
         state, last = carry
         state, decisions = method.step(layer.machine, state, tokens, last)
         times = price(decisions, tokens)

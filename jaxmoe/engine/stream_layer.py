@@ -1,12 +1,11 @@
 """A layer whose experts are loaded from memory in every step, while its tokens stay on dies or go to them."""
 
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxmoe.engine.attention import EvenPart
 from jaxmoe.engine.decisions import AbstractDecisions
@@ -53,7 +52,7 @@ class StreamLayer(AbstractLayer):
     def time(
         self,
         decisions: AbstractDecisions,
-        tokens: Any,
+        tokens: PyTree,
         reduction: AbstractReduction | None = None,
         support: AbstractSupport | None = None,
     ) -> LayerTime:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from jaxmoe.des import Fabric, LayerDescription, SimulatedRun
 from jaxmoe.engine import AbstractMethod, Layer, LayerExchanges, LayerTime, even_attention, rollout
@@ -86,7 +86,7 @@ class RolloutResult:
     """
 
     time: LayerTime
-    kept: Any = ()  # leaves [step, layer, ...]
+    kept: PyTree = ()  # leaves [step, layer, ...]
     figures: dict[str, float] = field(default_factory=dict)
     modelled: Float[np.ndarray, "step layer"] | None = None
 
