@@ -12,11 +12,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-
-import jaxmoe as jm
-from jaxmoe.config.files import find_kernels
-from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables
-from jaxmoe.experiment.measured_kernels.imbalance import (
+from imbalance_prices import (
     Prices,
     by_part,
     joined,
@@ -24,6 +20,10 @@ from jaxmoe.experiment.measured_kernels.imbalance import (
     of_skew,
     price_scores,
 )
+
+import jaxmoe as jm
+from jaxmoe.config.files import find_kernels
+from jaxmoe.experiment.measured_kernels.calibration import KernelFit, calibrate_tables
 from jaxmoe.experiment.measured_kernels.tables import read_table
 from jaxmoe.experiment.measured_kernels.token_counts import loads_of, mean_loads
 from jaxmoe.experiment.table import folder_of_tables, script_options

@@ -1,15 +1,22 @@
 """Prices of imbalance by hand, and experts in slots."""
 
+import sys
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit
-from jaxmoe.experiment.measured_kernels.imbalance import by_part, joined, of_copies, of_skew, price_scores
 from jaxmoe.experiment.measured_kernels.kinds import KINDS
 from jaxmoe.experiment.measured_kernels.tables import read_table, write_columns
 from jaxmoe.experiment.measured_kernels.token_counts import loads_of, slot_loads
 from jaxmoe.hardware.gpu.kernel import Base, FittedKernel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "measured"))
+from imbalance_prices import by_part, joined, of_copies, of_skew, price_scores
+
+sys.path.pop(0)
 
 ROWS = ("balanced", "power_law_1.2", "power_law_1.2_eplb")
 
