@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 
 from jaxmoe.engine.times import COMPUTE, NODE
 from jaxmoe.hardware import Machine
-from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.kernels import AbstractGemm
+from jaxmoe.hardware.machine import Joules, added
 from jaxmoe.network import AbstractTimeModel, Phases, StageTime
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.flows import Rounds

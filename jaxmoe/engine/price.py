@@ -12,7 +12,7 @@ from jaxmoe.engine.schedule import AbstractSchedule
 from jaxmoe.engine.stage import Priced, Stages
 from jaxmoe.engine.times import HIDDEN, MOVEMENTS, LayerTime
 from jaxmoe.hardware import Machine
-from jaxmoe.hardware.energy import added
+from jaxmoe.hardware.machine import added
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces.batches import Batch, micro_batches
 

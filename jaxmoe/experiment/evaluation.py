@@ -28,8 +28,8 @@ from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.hardware import AbstractTopology, Machine
-from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.kernels import AbstractGemm, Nodes, Parts, Seconds, Tokens, Witness
+from jaxmoe.hardware.machine import Joules, added
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import EXCHANGES, Exchange, ExchangeError, exchange_of
 from jaxmoe.placement.placement import Mode

@@ -1,8 +1,8 @@
-from .energy import Energy as Energy
 from .graph import Graph as Graph
 from .graph import build_graph as build_graph
 from .kernels import AbstractGemm as AbstractGemm
 from .machine import Die as Die
+from .machine import Energy as Energy
 from .machine import Machine as Machine
 from .machine import MemoryLevel as MemoryLevel
 from .machine import node_memory as node_memory

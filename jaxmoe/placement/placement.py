@@ -11,8 +11,7 @@ import numpy as np
 from jaxmoe.errors import PlanError
 from jaxmoe.files import atomic_write
 from jaxmoe.placement.copies import Copies, copies_of_arrays
-from jaxmoe.placement.exchange import Exchange, ExchangeError, exchange_of
-from jaxmoe.placement.price_table import PriceTable, prices_of_arrays
+from jaxmoe.placement.exchange import Exchange, ExchangeError, PriceTable, exchange_of, prices_of_arrays
 from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.trace import TraceError
 from jaxmoe.units import GIGA

@@ -19,8 +19,7 @@ from jaxtyping import Array, Float
 from jaxmoe.engine.layer import Layer
 from jaxmoe.network import StageTime, Visits, replicated_visits, sharded_visits
 from jaxmoe.network.priced import PricedExchange
-from jaxmoe.placement.exchange import Meeting
-from jaxmoe.placement.price_table import PriceTable
+from jaxmoe.placement.exchange import Meeting, PriceTable
 from jaxmoe.relax import HardSupport, SmoothMax, straight_through
 from jaxmoe.traces.batches import Batch
 

@@ -7,7 +7,7 @@ import pytest
 from small_plan import LAYERS, some_shares
 
 from jaxmoe.placement import Placement, write_plan
-from jaxmoe.placement.price_table import PriceTable
+from jaxmoe.placement.exchange import PriceTable
 
 
 def write(path, price):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.placement import Placement, PlanError, read_plan, write_plan
-from jaxmoe.placement.exchange import PricedLinks
-from jaxmoe.placement.price_table import PriceTable
+from jaxmoe.placement.exchange import PricedLinks, PriceTable
 
 PRICE = np.arange(16, dtype=np.float32).reshape(2, 8) / 4
 SOFTNESS = np.array([0.5, 2.0], np.float32)
