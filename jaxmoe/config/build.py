@@ -75,11 +75,9 @@ def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -
     topology, die = build_topology(hardware), hardware.die
     if die is None:
         raise ConfigError(f"{hardware.name}: die is null; expected the compute and memory of a node as a mapping")
-    flops = _of_dies(hardware, die, "compute_TFLOPs_per_s", TERA)
-    assert flops is not None  # it is a number of every die
     return Machine(
         topology,
-        Die(flops, _gemm(die, tokens, columns), die.overlap),
+        Die(_of_dies(hardware, die, "compute_TFLOPs_per_s", TERA), _gemm(die, tokens, columns), die.overlap),
         _memory(hardware, die),
         energy=build_energy(hardware, die, topology),
         area=whole_machine(hardware, topology, "area_mm2"),
@@ -227,15 +225,17 @@ def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]
     """The memory levels, or the single one that the die's own keys describe."""
     if hardware.memory:
         return tuple(_level(level, hardware.num_nodes) for level in hardware.memory)
-    bandwidth = _of_dies(hardware, die, "memory_bandwidth_GB_per_s", GIGA)
-    return node_memory(bandwidth, _of_dies(hardware, die, "memory_capacity_GB", GIGA))
+    bandwidth, capacity = (
+        None if getattr(die, key) is None else _of_dies(hardware, die, key, GIGA)
+        for key in ("memory_bandwidth_GB_per_s", "memory_capacity_GB")
+    )
+    return node_memory(bandwidth, capacity)
 
 
-def _of_dies(hardware: HardwareConfig, die: DieConfig, key: str, unit: float) -> Float[Array, " node"] | None:
-    """A number of the die of every node, with those that single ones have of their own; `None` where not stated."""
-    common = _per_node(getattr(die, key), unit, hardware.num_nodes)
+def _of_dies(hardware: HardwareConfig, die: DieConfig, key: str, unit: float) -> Float[Array, " node"]:
+    """A number of the die of every node, with those that single ones have of their own."""
     own = {node: value * unit for node, value in hardware.own_of_dies(key).items()}
-    return None if common is None else _with_own(common, own)
+    return _with_own(filled(hardware.num_nodes, getattr(die, key) * unit), own)
 
 
 def _level(level: MemoryConfig, nodes: int) -> MemoryLevel:

@@ -138,13 +138,3 @@ def moving_seconds(model: ReplicaModel, before: Slots, after: Slots, experts: in
 @eqx.filter_jit
 def _moving(model: ReplicaModel, after: Array, before: Array) -> Array:
     return jax.lax.map(lambda given: model.moving(*given), (after, before))
-
-
-def break_even_steps(
-    model: ReplicaModel, before: Slots, after: Slots, loads: Float[np.ndarray, "layer batch expert"]
-) -> float:
-    """Steps after which a change has gained as much as it cost; infinite where it gains nothing."""
-    experts = loads.shape[2]
-    times = [step_seconds(model, slots, loads).mean(axis=1).sum() for slots in (before, after)]
-    cost, gain = moving_seconds(model, before, after, experts).sum(), times[0] - times[1]
-    return 0.0 if cost == 0 else float(cost / gain) if gain > 0 else np.inf
