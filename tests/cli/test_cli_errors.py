@@ -2,22 +2,13 @@
 
 import numpy as np
 import pytest
+from refusal import refused
 from small_plan import LAYERS, some_shares
 
 from jaxmoe.cli import tune
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.run_folders import RECORD
 from jaxmoe.traces import synthetic_trace, write_trace
-
-
-def refused(result, out, *expected):
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.stderr
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("error:") == 1
-    for text in expected:
-        assert text in result.stderr
-    assert not out.parent.exists()
 
 
 def write_npz(path, **arrays):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from oracles.paths import xy_path
+from refusal import refused
 
 from jaxmoe.cli import network
 from jaxmoe.experiment import traffic as traffic_module
@@ -270,16 +271,6 @@ def test_names_may_look_like_markup(run, machine, traffic, out):
     result = run("network", machine, "--traffic", traffic(**{"[red]x": lone(0, 1, 10)}), "--out", out)
     assert result.exit_code == 0, result.output
     assert "[red]x" in result.stdout
-
-
-def refused(result, out, *expected):
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.stderr
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("error:") == 1
-    for text in expected:
-        assert text in result.stderr
-    assert not out.parent.exists()
 
 
 BAD_ARRAYS = {

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from refusal import refused
 
 from jaxmoe.cli import simulate
 from jaxmoe.placement import Placement, expert_parallel_balanced, write_plan
@@ -16,15 +17,6 @@ SYSTEM = ("--set", "system={name: hd_moe, experts: 1, rate: 0.5}")
 
 def summary(out):
     return json.loads((out / "summary.json").read_text())
-
-
-def refused(result, out, *expected):
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.stderr
-    assert result.stderr.startswith("error: ")
-    for text in expected:
-        assert text in result.stderr
-    assert not out.parent.exists()
 
 
 @pytest.mark.slow

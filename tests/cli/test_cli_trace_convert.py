@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from refusal import refused_in_a_line
 
 from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.traces import GatingTrace, read_loads, read_trace, write_trace
@@ -96,16 +97,6 @@ def test_a_model_of_hugging_face(run, tmp_path, out, source):
     assert "rows of 2 layers, but the model has experts in 4" in result.stderr
 
 
-def refused(result, out, *expected):
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.stderr
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    for text in expected:
-        assert text in result.stderr
-    assert not out.parent.exists()
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -118,15 +109,19 @@ def refused(result, out, *expected):
     ],
 )
 def test_bad_options(run, source, out, options, expected):
-    refused(run("trace", "convert", source, *options, "--out", out), out, *expected)
+    refused_in_a_line(run("trace", "convert", source, *options, "--out", out), out, *expected)
 
 
 def test_bad_sources(run, tmp_path, out, source):
-    refused(run("trace", "convert", tmp_path / "absent", "--to", "npz", "--out", out), out, "absent: no such trace")
+    refused_in_a_line(
+        run("trace", "convert", tmp_path / "absent", "--to", "npz", "--out", out), out, "absent: no such trace"
+    )
     source.write_bytes(source.read_bytes()[:100])
-    refused(run("trace", "convert", source, "--to", "npz", "--out", out), out, "t.npz: not a readable npz")
+    refused_in_a_line(run("trace", "convert", source, "--to", "npz", "--out", out), out, "t.npz: not a readable npz")
     np.savez(source, counts=np.ones((2, 3), int))
-    refused(run("trace", "convert", source, "--to", "hd_moe", "--out", out), out, "load counts cannot be written")
+    refused_in_a_line(
+        run("trace", "convert", source, "--to", "hd_moe", "--out", out), out, "load counts cannot be written"
+    )
 
 
 def test_nothing_is_half_written(run, source, out):
@@ -135,7 +130,7 @@ def test_nothing_is_half_written(run, source, out):
     experts[2, 0, 0] = -1
     write_trace(source, GatingTrace(experts, 6, trace.layer_ids, trace.seq_start, None, {}))
     result = run("trace", "convert", source, "--to", "megatron", "--out", out)
-    refused(result, out, "layer 1, token 2 misses a choice", "or write npz")
+    refused_in_a_line(result, out, "layer 1, token 2 misses a choice", "or write npz")
 
 
 def test_verbs_read_every_format(scenario, tmp_path):

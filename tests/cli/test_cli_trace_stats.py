@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from oracles import traces as oracle
+from refusal import refused
 
 from jaxmoe.cli.trace import stats
 from jaxmoe.placement import Placement, write_plan
@@ -63,15 +64,6 @@ def loads(tmp_path):
         return tmp_path / f"{name}.npz"
 
     return write
-
-
-def refused(result, out, *expected):
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.stderr
-    assert result.stderr.count("error:") == 1
-    for text in expected:
-        assert text in result.stderr
-    assert not out.parent.exists()
 
 
 def test_a_trace_gives_its_figures_and_pictures(run, file, out):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from oracles import synthesis as oracle
+from refusal import refused_in_a_line
 
 from jaxmoe.traces import read_trace, write_trace
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, fitting, read_process, sample_trace, write_process
@@ -108,40 +109,30 @@ def test_a_preset_is_known_by_its_name(run, out, tmp_path, monkeypatch):
     np.testing.assert_array_equal(read_trace(out / "trace.npz").experts, sample_trace(made_up(), 64, 0).experts)
 
 
-def refused(result, out, *expected):
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.stderr
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    for text in expected:
-        assert text in result.stderr
-    assert not out.parent.exists()
-
-
 def test_an_unknown_preset_lists_the_names(run, out):
-    refused(run("trace", "synth", "gpt-2", "--out", out), out, "'gpt-2'", *PRESETS)
+    refused_in_a_line(run("trace", "synth", "gpt-2", "--out", out), out, "'gpt-2'", *PRESETS)
 
 
 def test_a_trace_cannot_be_drawn_from(run, recorded, out):
-    refused(run("trace", "synth", recorded, "--out", out), out, "t.npz", "jaxmoe trace fit")
+    refused_in_a_line(run("trace", "synth", recorded, "--out", out), out, "t.npz", "jaxmoe trace fit")
 
 
 def test_a_damaged_process(run, process, out):
     process.write_bytes(process.read_bytes()[:-100])
-    refused(run("trace", "synth", process, "--out", out), out, "process.npz", "not a readable npz")
+    refused_in_a_line(run("trace", "synth", process, "--out", out), out, "process.npz", "not a readable npz")
 
 
 def test_load_counts_cannot_be_fitted(run, tmp_path, out):
     np.savez(tmp_path / "l.npz", counts=np.ones((2, 4), int), top_k=2)
-    refused(run("trace", "fit", tmp_path / "l.npz", "--out", out), out, "l.npz", "no token order")
+    refused_in_a_line(run("trace", "fit", tmp_path / "l.npz", "--out", out), out, "l.npz", "no token order")
 
 
 def test_a_process_cannot_be_fitted(run, process, out):
-    refused(run("trace", "fit", process, "--out", out), out, "process.npz", "has no array experts")
+    refused_in_a_line(run("trace", "fit", process, "--out", out), out, "process.npz", "has no array experts")
 
 
 def test_a_trace_that_is_not_there(run, tmp_path, out):
-    refused(run("trace", "fit", tmp_path / "none.npz", "--out", out), out, "none.npz", "no such trace file")
+    refused_in_a_line(run("trace", "fit", tmp_path / "none.npz", "--out", out), out, "none.npz", "no such trace file")
 
 
 @pytest.mark.parametrize("options", [["--tokens", "0"], ["--seed", "-1"], ["--seed", "4294967296"], ["--logits", "0"]])
@@ -169,7 +160,7 @@ def test_a_failure_half_way_leaves_nothing_behind(run, process, out, monkeypatch
         yield np.zeros((10, 2, 2), np.int16), np.zeros((10, 2, 0), np.float32)
 
     monkeypatch.setattr("jaxmoe.cli.trace.synthesis.sample_parts", fail)
-    refused(run("trace", "synth", process, "--out", out), out, "twice")
+    refused_in_a_line(run("trace", "synth", process, "--out", out), out, "twice")
 
 
 def drawn_from(**trace):
@@ -209,13 +200,13 @@ def test_a_process_of_another_model(run, scenario, tmp_path, out):
     write_process(tmp_path / "p.npz", made_up(experts=6))
     chosen = drawn_from(kind="process", path=str(tmp_path / "p.npz"))
     result = run("evaluate", scenario, "--set", chosen, "--out", out)
-    refused(result, out, "p.npz", "6 experts", "model.num_experts is 4")
+    refused_in_a_line(result, out, "p.npz", "6 experts", "model.num_experts is 4")
 
 
 def test_a_process_of_other_layers(run, scenario, tmp_path, out):
     write_process(tmp_path / "p.npz", made_up(layers=1))
     chosen = drawn_from(kind="process", path=str(tmp_path / "p.npz"))
-    refused(run("evaluate", scenario, "--set", chosen, "--out", out), out, "[3]", "model.moe_layer_ids")
+    refused_in_a_line(run("evaluate", scenario, "--set", chosen, "--out", out), out, "[3]", "model.moe_layer_ids")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +217,7 @@ def test_a_process_of_other_layers(run, scenario, tmp_path, out):
     ],
 )
 def test_a_source_that_is_not_there(run, scenario, out, trace, expected):
-    refused(run("evaluate", scenario, "--set", drawn_from(**trace), "--out", out), out, *expected)
+    refused_in_a_line(run("evaluate", scenario, "--set", drawn_from(**trace), "--out", out), out, *expected)
 
 
 @pytest.mark.parametrize(("options", "numbers"), [((), 16), (("--logits", "1"), 16 + 1024)])
