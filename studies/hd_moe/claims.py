@@ -23,6 +23,10 @@ BYTES = {
     "mean_frequencies": "four bytes, mean frequencies",
     "equations": "four bytes",
 }
+ATTENTION = {  # of a layer: of the published times, to which it was fitted, and by the machine's roofline
+    "published": f"{NOW}, time of the layer with attention",
+    "roofline": f"{NOW}, time of the layer with attention by the roofline",
+}
 GAIN = 0.05  # within this part of a speed-up that is near 1
 Claims = Iterator[tuple[Claim, Mapping[str, Finding]]]
 
@@ -89,6 +93,7 @@ def dynamic() -> Claims:
         found = {BEFORE: gain(experts, "moving average"), NOW: gain(experts, "moving average", DEEPSEEK)}
         for forecast in ("cross-layer", "perfect"):
             found[f"{NOW}, {forecast} forecast"] = gain(experts, forecast, DEEPSEEK)
+        found |= {told: gain_with_attention(experts, source) for source, told in ATTENTION.items()}
         yield claim, {reading: Finding(value) for reading, value in found.items()}
         claim = Claim(f"part of combinations in which {experts} fit", "V-C3: has enough time", 1.0, 1.0, 0.0)
         layer, idle = "last_layer, published", "idle_links, published"
@@ -109,6 +114,17 @@ def gain(experts: str, forecast: str, *models: str) -> float:
     """Static over dynamic time, mean over plans and topics."""
     rows = read("dynamic", experts=experts, forecast=forecast)
     return mean(float(row["speedup"]) for row in rows if not models or row["model"] in models)
+
+
+def gain_with_attention(experts: str, source: str) -> float:
+    """The same of DeepSeek's whole layers, to which attention adds alike, by the moving average."""
+    times = {
+        (row["plan"], row["topic"]): float(row[f"attention_{source}_s"])
+        for row in read("windows", experts=experts, model=DEEPSEEK)
+    }
+    rows = read("dynamic", experts=experts, forecast="moving average", model=DEEPSEEK)
+    added = [(times[row["plan"], row["topic"]], float(row["static_s"]), float(row["dynamic_s"])) for row in rows]
+    return mean((attention + static) / (attention + moved) for attention, static, moved in added)
 
 
 def fitting(experts: str, rule: str, *models: str) -> float:

@@ -29,7 +29,7 @@ from balancing_cases import (
     shares_of,
     slots_in_order,
 )
-from balancing_moves import adding, sharing, skew, tokens
+from balancing_moves import adding, groups, sharing, skew, tokens
 from balancing_stream import simulator, stream
 
 from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
@@ -231,6 +231,7 @@ TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "skew": skew,
     "tokens": tokens,
     "adding": adding,
+    "groups": groups,
     "sharing": sharing,
     "rollout": rollout,
     "simulator": simulator,

@@ -1,4 +1,4 @@
-"""What moves the claims that are missed: more skew, more tokens, and experts that several devices share.
+"""What moves the claims that are missed: more skew, more tokens, groups of other sizes, experts that devices share.
 
 Tables of `balancing.py`, 60 iterations each, mixed scenarios.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from balancing_cases import (
     RACK,
+    TOKENS,
     WAFERS,
     WARM,
     Method,
@@ -83,6 +84,17 @@ def adding(shared: Path) -> Iterator[Row]:
         for method in (NONE, HIDDEN):
             told = {"memory_and_products": "overlap" if overlap else "add"}
             yield told | _line(own, phase, method, given)
+
+
+def groups(shared: Path) -> Iterator[Row]:
+    """Fig. 17's three mappings by the devices of a group, which VI-D does not state; without a balancer, prefill.
+
+    There are as many tokens on each device everywhere.
+    """
+    for tp, layout in product((2, 4, 8, 16), ("baseline", "er", "her")):
+        place = replace(WAFERS, tp=tp, layout=layout, tokens=TOKENS["prefill"] * tp // WAFERS.tp)
+        given = loads_of(place, "mixed", "prefill", ITERATIONS, shared)
+        yield {"tp": tp, "layout": layout} | _line(place, "prefill", NONE, given)
 
 
 def sharing(shared: Path) -> Iterator[Row]:

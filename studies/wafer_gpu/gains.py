@@ -72,9 +72,13 @@ def bound_by_compute(rows: Rows) -> Rows:
     """Those of batches at which compute is the busiest resource of `allo+pred` in every case of the host."""
     cases = {_where(row) for row in rows}
     own = [row for row in select(read("throughput"), policy="allo+pred") if _where(row) in cases]
-    keys = ("link_us", "hbm_us", "compute_us")
-    others = {row["batch"] for row in own if max(keys, key=lambda key, row=row: float(row[key])) != "compute_us"}
+    others = {row["batch"] for row in own if busiest(row) != "compute_us"}
     return [row for row in rows if row["batch"] not in others]
+
+
+def busiest(row: dict[str, str]) -> str:
+    """The resource of dies that is busy longest."""
+    return max(("link_us", "hbm_us", "compute_us"), key=lambda name: float(row[name]))
 
 
 def against_the_paper() -> None:

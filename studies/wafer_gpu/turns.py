@@ -118,15 +118,20 @@ CASES = [
 ]
 
 
-TOPS = (32, 64, 128)  # experts that a row of the heat map predicts; the text has "the top n"
+TOPS = (32, 64, 128, 256)  # experts that a row of the heat map predicts, up to all; the text has "the top n"
 
 
 def tops(model: str) -> Iterator[Row]:
-    """What `pred` gains over base of whole experts by how many experts a row predicts, in all steps and the last."""
+    """Copies by how many experts a row predicts, alone and beside Algorithm 1, in all steps and the last.
+
+    What has no copies stands once, under the first number.
+    """
     case = Case(model, requests_of(model, SMALLEST))
-    for machine, top in itertools.product(MAIN_MACHINES, TOPS):
+    known_tops = [top for top in TOPS if top <= MODELS[model].experts]
+    for machine, top in itertools.product(MAIN_MACHINES, known_tops):
         known = case.guidance(top)
-        for name in ("base", "pred") if top == TOPS[0] else ("pred",):
+        copying = ("pred", "allo+pred")
+        for name in ("base", "allo", *copying) if top == TOPS[0] else copying:
             policy = policy_of(model, machine, **POLICIES_IN_TURN[name])
             _, _, (asked, traffic) = rolled_out(model, machine, policy, known)
             seconds = np.asarray(_priced(IN_TURN.layer(model, machine), asked))
