@@ -18,6 +18,7 @@ STUDY, EACH_WAY = "as in the study", "72 GB/s each way"
 AHEAD = "second buffer for EP"
 SERIAL = "A2 alone in turn"
 OWN = "A2 alone in turn, by dies with tokens"
+OWN_EACH_WAY = f"{EACH_WAY}, by dies with tokens"
 TOGETHER = "places taken, requests together"
 WITHIN = 0.2  # of a figure
 PINS = 32 * 24 / 8  # GB/s each way of a module of 32 pins (Table I)
@@ -125,6 +126,8 @@ def design_space() -> Claims:
     links = {STUDY: "288", "144 GB/s each way": "144", EACH_WAY: "72"}
     at = {"loaded_by": "all", "micro_slices": "8", "sram_MB": "16"}
     rows = {name: read("knee", link_GB_per_s=link, **at)[0] for name, link in links.items()}
+    own = {"loaded_by": "trajectory", "link_GB_per_s": "72", "micro_slices": "8"}
+    rows[OWN_EACH_WAY] = read("knee", **own, sram_MB="16")[0]
     yield claim, {name: Finding(float(row["utilisation"])) for name, row in rows.items()}
     claim = Claim("MB a die from which SRAM helps no more", "VI-D: 16MB or more of on-chip memory", 16.0, 16.0, WITHIN)
     yield (
@@ -133,7 +136,8 @@ def design_space() -> Claims:
             f"{name}{told}": Finding(enough_sram(read("knee", loaded_by="all", link_GB_per_s=link, micro_slices=cut)))
             for name, link in links.items()
             for cut, told in (("8", ""), ("1", ", slices not cut"))
-        },
+        }
+        | {OWN_EACH_WAY: Finding(enough_sram(read("knee", **own)))},
     )
     claim = Claim("GB/s of D2D a die", "VI-D: even up to 512GB/s, 3 UCIe (x32) modules", 512.0, 512.0, WITHIN)
     one_way = enough_link([row for row in read("grid", panel="b", tile="8") if near(row["ddr_GB_per_s"], 48)])

@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from gains import LARGE, MACHINES, MODELS, Rows, average, gains, read, saved, select
+from gains import CASE, LARGE, MACHINES, MODELS, Rows, average, gains, key, read, saved, select
 
 from jaxmoe.experiment.claims import counts_of
 
@@ -25,9 +25,9 @@ def readings() -> None:
             print(f"  all steps, {model}, seed {seed}")
             _told(select(whole, model=model, seed=seed))
     own = [row for row in select(whole, seed="0") if row["model"] in MODELS]
-    for key in ("layer_us", "later_us", "last_us"):
-        told = [row | {"layer_us": row[key]} for row in own]
-        print(f"  pred over base by {key}: {mean(gains(told, 'pred', 'base')):.2f}", end="; ")
+    for time in ("layer_us", "later_us", "last_us"):
+        told = [row | {"layer_us": row[time]} for row in own]
+        print(f"  pred over base by {time}: {mean(gains(told, 'pred', 'base')):.2f}", end="; ")
         print(", ".join(f"{model} {mean(gains(select(told, model=model), 'pred', 'base')):.2f}" for model in MODELS))
     for batch in LARGE:
         part = select(own, batch=batch)
@@ -85,15 +85,19 @@ def vectors() -> None:
 
 
 def tops() -> None:
-    """What `pred` gains over base by how many experts a row of its map predicts."""
-    rows = read("tops")
-    for model, machine in dict.fromkeys((row["model"], row["machine"]) for row in rows):
-        own = select(rows, model=model, machine=machine)
-        (base,) = select(own, policy="base")
-        for row in select(own, policy="pred"):
-            time, last = (float(base[key]) / float(row[key]) for key in ("layer_us", "last_us"))
-            hops = float(base["hops"]) / float(row["hops"])
-            print(f"  {model}, {machine}, top {row['top']}: {time:.2f}, in the last step {last:.2f}; hops {hops:.1f}")
+    """What copies gain over base and add to Algorithm 1, by how many experts a row of their map predicts."""
+    rows, turns = read("tops"), select(read("readings"), seed="0", steps="all")
+    for model, machine, batch, top in dict.fromkeys(key(row, (*CASE, "top")) for row in rows):
+        case = {"model": model, "machine": machine, "batch": batch}
+        pred, both = (select(rows, **case, top=top, policy=name)[0] for name in ("pred", "allo+pred"))
+        base, allo = (select(turns, **case, policy=name)[0] for name in ("base", "allo"))
+        time, last = (float(base[part]) / float(pred[part]) for part in ("layer_us", "last_us"))
+        print(f"  {model}, {machine}, {batch}, top {top}: pred {time:.2f}, in the last step {last:.2f}, hops", end=" ")
+        print(f"{float(base['hops']) / float(pred['hops']):.1f}; both over base", end=" ")
+        over = (float(row["layer_us"]) / float(both["layer_us"]) for row in (base, allo))
+        print(
+            "{:.2f}, over allo {:.3f}, hops".format(*over), f"{float(allo['hops']):.2f} and {float(both['hops']):.2f}"
+        )
 
 
 def verdicts() -> None:

@@ -280,7 +280,6 @@ BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
     "agreement": agreement,
     "agreement_in_turn": turns.agreement,
     "vectors": turns.vectors,
-    "tops": turns.tops,
     "bounds": bounds,
     "doubled": doubled,
     "insights": insights.tables,
@@ -304,6 +303,7 @@ def tables(traces: Path) -> Iterator[Table]:
     yield Table("throughput", partial(precise, throughput), both, ("model", "batch"), digits=6)
     by_case = ("model", "seed", "batch")
     yield Table("readings", partial(precise, turns.readings), turns.CASES, by_case, digits=6)
+    yield Table("tops", partial(precise, turns.tops), turns.TOP_CASES, ("model", "batch"), digits=6)
     for name, rows in BY_MODEL.items():
         yield Table(name, partial(precise, rows), models, ("model",), digits=6)
     for name, rows in (ALONE | {"recorded": partial(recorded, traces)}).items():

@@ -118,36 +118,37 @@ CASES = [
 ]
 
 
-TOPS = (32, 64, 128, 256)  # experts that a row of the heat map predicts, up to all; the text has "the top n"
+TOPS = (32, 64, 128)  # experts that a row of the heat map predicts; the text has "the top n"
+COPYING = ("pred", "allo+pred")
 
 
-def tops(model: str) -> Iterator[Row]:
-    """Copies by how many experts a row predicts, alone and beside Algorithm 1, in all steps and the last.
+def tops(model: str, batch: int) -> Iterator[Row]:
+    """What copies, by how many experts a row predicts: all of the model, at the smallest batch also fewer.
 
-    What has no copies stands once, under the first number.
+    Base and `allo` of whole experts in turn, which have no copies, are those of `readings`.
     """
-    case = Case(model, requests_of(model, SMALLEST))
-    known_tops = [top for top in TOPS if top <= MODELS[model].experts]
-    for machine, top in itertools.product(MAIN_MACHINES, known_tops):
+    case = Case(model, requests_of(model, max(BATCHES_IN_TURN))[:, :batch])
+    every = MODELS[model].experts
+    fewer = [top for top in TOPS if top < every and batch == SMALLEST]
+    for machine, top in itertools.product(MAIN_MACHINES, (*fewer, every)):
         known = case.guidance(top)
-        copying = ("pred", "allo+pred")
-        for name in ("base", "allo", *copying) if top == TOPS[0] else copying:
+        for name in COPYING:
             policy = policy_of(model, machine, **POLICIES_IN_TURN[name])
             _, _, (asked, traffic) = rolled_out(model, machine, policy, known)
             seconds = np.asarray(_priced(IN_TURN.layer(model, machine), asked))
             yield {
                 "model": model,
                 "machine": machine,
-                "batch": SMALLEST,
+                "batch": batch,
                 "policy": name,
                 "top": top,
                 "layer_us": seconds.mean() * 1e6,
                 "last_us": seconds[-1].mean() * 1e6,
-                "hops": traffic["hops"].mean(),
-                "last_hops": traffic["hops"][-1].mean(),
+                **{each: values.mean() for each, values in traffic.items()},
             }
 
 
+TOP_CASES = [*itertools.product(FP8, BATCHES_IN_TURN)]
 PLACES = ((0, 0), (1, 2), (19, 3))  # steps and layers in the simulator
 
 

@@ -63,8 +63,8 @@ def _size(name: str) -> tuple:
         return tokens(72, 1024), 2, 3
     if folder == "camoe":
         return tokens(64, 256), 2, 2
-    if folder == "wafer_gpu":  # recorded with base in blocks, and reads in a stream
-        stream = ("system.split=null", "system.outstanding=null", "system.switching=cut_through")
+    if folder == "wafer_gpu":  # recorded with base in blocks, reads in a stream, and 32 experts that a row predicts
+        stream = ("system.split=null", "system.outstanding=null", "system.switching=cut_through", "system.top=32")
         return tokens(64, 1024, *stream), 2, 3
     if folder == "expert_streaming":
         return tokens(32, 512), 2, 3
