@@ -242,7 +242,7 @@ TRACES: Registry[Any] = Registry(
 LOADS: Registry[Any] = Registry(
     "format of load counts",
     "jaxmoe.loads",
-    _modules("traces.formats", ("npz", "sglang", "tensorrt_llm", "vllm"), "LOAD_COUNTS"),
+    _modules("traces.formats", ("npz", "sglang", "tensorrt_llm", "vllm", "bare_counts"), "LOAD_COUNTS"),
 )
 ENGINES: Registry[Any] = Registry(
     "placement file",

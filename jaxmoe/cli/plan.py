@@ -16,6 +16,7 @@ from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.slot_plans import (
     balance,
     checks,
+    layers_in,
     loads_for,
     moves,
     placed_for,
@@ -59,6 +60,7 @@ def place(
         with clock.stage("load"):
             windows, ids = windows_of(loads, model)
             moe = None if model is None else build_model(load_model(model, "--model"))
+            ids = ids if moe is None else layers_in(moe, ids, windows.shape[2], loads)
         with clock.stage("place"):
             placed = placed_for(windows, ids, moe, slots, placed_ranks, nodes, repeats, fast)
         target = folder.target("placement" + suffix_of_engine(to))

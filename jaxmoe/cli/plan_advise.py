@@ -16,11 +16,10 @@ from jaxmoe.experiment.advice import advise as advised
 from jaxmoe.experiment.confidence import whole_steps
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
-from jaxmoe.experiment.slot_plans import plan_report, windows_of
+from jaxmoe.experiment.slot_plans import layers_in, plan_report, windows_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.whole_model import counted
-from jaxmoe.models import MoEModel
 from jaxmoe.placement.engine_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.replica_choice import choice_of
 from jaxmoe.placement.slots import SlotPlan
@@ -59,7 +58,7 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float | Non
             moe, layer = build_model(scenario.model), build_layer_model(scenario, "sharded")
             if layer.machine.num_nodes != asked.ranks:
                 raise OptionError(f"--ranks is {asked.ranks}, but --machine has {layer.machine.num_nodes} nodes")
-            ids = _layer_ids(ids, windows, moe, asked.loads)
+            ids = layers_in(moe, ids, windows.shape[2], asked.loads)
             before = None if asked.before is None else _before(asked, asked.before, ids)
         with clock.stage("place"):
             problem = ReplicaProblem(
@@ -111,17 +110,6 @@ def _before(asked: Asked, path: Path, ids: tuple[int, ...]) -> np.ndarray:
     return plan.slots
 
 
-def _layer_ids(ids: tuple[int, ...], windows: np.ndarray, moe: MoEModel, path: Path) -> tuple[int, ...]:
-    """Layers as numbered in the model. Raises `OptionError` for loads of another model."""
-    if windows.shape[2] != moe.num_experts:
-        raise OptionError(f"{path} is of {windows.shape[2]} experts, --model has {moe.num_experts}; use loads of it")
-    if len(ids) == len(moe.moe_layer_ids) and ids == tuple(range(len(ids))):
-        return moe.moe_layer_ids
-    if not {*ids} <= {*moe.moe_layer_ids}:
-        raise OptionError(f"{path} is of the layers {list(ids)}, --model has experts in {list(moe.moe_layer_ids)}")
-    return ids
-
-
 def _print_seconds(seconds: dict[str, Any], title: str) -> None:
     """Mean time of a layer, by candidate."""
     known = [value for row in seconds.values() if row for value in row.values()]
@@ -161,7 +149,7 @@ def advise(
             windows, ids = windows_of(trace, model)
             scenario = serving_scenario(machine, model, tokens, context, _costs(weight_bytes))
             moe = build_model(scenario.model)
-            ids = _layer_ids(ids, windows, moe, trace)
+            ids = layers_in(moe, ids, windows.shape[2], trace)
             windows = whole_steps(windows, float(tokens * moe.top_k))
             case = Case(scenario, tokens, steps, choice_of(choice))
         with clock.stage("compare"):

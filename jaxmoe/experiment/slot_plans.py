@@ -58,6 +58,23 @@ def windows_of(path: Path, model: str | None) -> tuple[Float[np.ndarray, "window
     return windows[windows.any(axis=(1, 2))], ids
 
 
+def layers_in(moe: MoEModel, ids: tuple[int, ...], num_experts: int, path: Path) -> tuple[int, ...]:
+    """Layers of loads as numbered in the model, where positions among those with experts were given in their place.
+
+    Raises `OptionError` for loads of another model.
+    """
+    if num_experts != moe.num_experts:
+        raise OptionError(f"{path} is of {num_experts} experts, --model has {moe.num_experts}; use loads of it")
+    if len(ids) == len(moe.moe_layer_ids) and ids == tuple(range(len(ids))):
+        return moe.moe_layer_ids
+    if not {*ids} <= {*moe.moe_layer_ids}:
+        raise OptionError(
+            f"{path} is of the layers {list(ids)}, --model has experts in {list(moe.moe_layer_ids)}; use loads of it, "
+            "or state their layer_ids"
+        )
+    return ids
+
+
 def _check_counted(counts: Float[np.ndarray, "layer expert"], layer_ids: Sequence[int], path: Path) -> None:
     """Raise `OptionError` where layers have no choice of any expert: no placement is better than another for them."""
     empty = [layer for layer, row in zip(layer_ids, counts, strict=True) if not row.any()]
@@ -98,8 +115,6 @@ def placed_for(
     Raises `PlanError` for numbers that do not divide each other, or fewer slots than experts.
     """
     groups = moe.expert_groups if moe is not None else 1
-    if moe is not None and len(layer_ids) == len(moe.moe_layer_ids) and layer_ids == tuple(range(len(layer_ids))):
-        layer_ids = moe.moe_layer_ids
 
     def made(windows: Float[np.ndarray, "window layer expert"]) -> dict[str, np.ndarray]:
         loads = windows.sum(axis=0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxmoe.registry import LOADS, TRACES
+from jaxmoe.traces.formats.arrays import MAGIC
 from jaxmoe.traces.formats.source import Format, Hints, TraceSource, not_held
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, load_counts
 
@@ -82,15 +83,13 @@ def suffix_of(name: str, content: GatingTrace | LoadCounts) -> str:
 
 
 def opened(path: Path) -> TraceSource:
-    """Open a source. Raises `TraceError` for an empty one or a single array, and `OSError`."""
+    """Open a source. Raises `TraceError` for an empty one, and `OSError`."""
     source = TraceSource(path)
     if path.is_dir():
         if not source.files:
             raise TraceError("not readable (an empty directory); expected the files of a trace")
     elif not source.head:
         raise TraceError("the file is empty; get it again")
-    elif source.head.startswith(b"\x93NUMPY"):
-        raise TraceError("a single array (.npy); write an npz with the arrays experts and num_experts")
     return source
 
 
@@ -101,6 +100,11 @@ def loads_format(source: TraceSource) -> Format[LoadCounts] | None:
 
 def trace_format(source: TraceSource) -> Format[GatingTrace]:
     """The format of traces that a source has, by its content. Raises `TraceError` for none of them."""
+    if source.head.startswith(MAGIC):
+        raise TraceError(
+            "a single array (.npy), not of counts [layer, expert]; write an npz with experts [token, layer, top_k] and "
+            "num_experts for a trace, or with counts [window, layer, expert]"
+        )
     # A user's own come first: to look at formats of JSON fails where a file is none.
     for name in (*TRACES.added, *TRACES):
         if TRACES[name].matches(source):

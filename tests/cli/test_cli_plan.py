@@ -225,3 +225,25 @@ def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
     assert low <= report["sampled_gain"]["mean"] <= high
     assert (report["tokens"], report["confidence"] == "high") == (400, report["tokens_to_settle"] is None)
     assert "95% interval" in report["advice"]
+
+
+def test_loads_of_other_layers_than_the_model_s_are_refused(run, files, out, tmp_path):
+    np.savez(tmp_path / "loads.npz", counts=np.array([[9, 1, 1, 1]]))  # the model has experts in layers 1 and 2
+    given = ("--slots", 6, "--ranks", 3, "--to", "sglang", "--model", files["model"], "--out", out)
+    result = run("plan", "place", tmp_path / "loads.npz", *given)
+    assert result.exit_code == 2
+    assert "has rows of 1 layers, but the model has experts in 2" in " ".join(result.stderr.split())
+    np.savez(tmp_path / "loads.npz", counts=np.array([[9, 1, 1, 1]]), layer_ids=np.array([0]))
+    result = run("plan", "place", tmp_path / "loads.npz", *given)
+    assert result.exit_code == 2
+    assert "is of the layers [0], --model has experts in [1, 2]" in " ".join(result.stderr.split())
+    assert not out.exists()
+
+
+def test_bare_counts_are_placed_in_the_layers_that_have_experts(run, files, out, tmp_path):
+    (tmp_path / "loads.csv").write_text("90,1,1,1\n1,1,1,90\n")
+    given = ("--slots", 6, "--ranks", 3, "--to", "sglang", "--model", files["model"], "--out", out)
+    assert run("plan", "place", tmp_path / "loads.csv", *given).exit_code == 0
+    rows = json.loads((out / "placement.json").read_text())["physical_to_logical_map"]
+    assert [row.count(0) for row in rows[1:]] == [3, 1]  # layer 0 is dense; copies of what is hot
+    assert [row.count(3) for row in rows[1:]] == [1, 3]

@@ -103,6 +103,25 @@ def expert_layers(used: np.ndarray, hints: Hints) -> list[int]:
     return layers
 
 
+def layers_of_rows(used: np.ndarray, hints: Hints) -> tuple[list[int], list[int]]:
+    """The layers of rows that say nothing of layers, given which have anything but zeros, bool [row]; and their rows.
+
+    As many rows as the model has layers with experts are these in order, as many as it has layers are all of them.
+    Without a hint rows are numbered from 0. Raises `TraceError` for another number: nobody could tell which they are.
+    """
+    if hints.layer_ids is None:
+        return [*range(len(used))], [*range(len(used))]
+    if len(used) == len(hints.layer_ids):
+        return list(hints.layer_ids), [*range(len(used))]
+    if len(used) == hints.num_layers:
+        layers = expert_layers(used, hints)
+        return layers, layers
+    raise TraceError(
+        f"has rows of {len(used)} layers, but the model has experts in {len(hints.layer_ids)}; give a row for each of "
+        "these, or state them, as layer_ids beside counts in an npz"
+    )
+
+
 def with_dense(rows: np.ndarray, layer_ids: Sequence[int]) -> np.ndarray:
     """Rows [some, layer, ...] of layers with experts among zeros, one for every layer up to the last of them."""
     full = np.zeros((rows.shape[0], max(layer_ids) + 1, *rows.shape[2:]), rows.dtype)

@@ -5,8 +5,9 @@ Traces: `experts` int [token, layer, top_k], -1 where a choice is missing, and 0
 int [token], `weights` float [token, layer, top_k], `logits` float [token, layer, expert]. Every other 0-d array,
 a text `phase` among them, is a fact about the source.
 
-Loads: `counts` int [layer, expert]; optional `counts_by_request` int [request, layer, expert], or
-`counts_by_group` with `group_name`, of which `counts` is the sum; 0-d `top_k`. Other arrays are left in the file.
+Loads: `counts` int [layer, expert], or [window, layer, expert]; optional `counts_by_request` int [request, layer,
+expert], or `counts_by_group` with `group_name`, of which `counts` is the sum; 0-d `top_k`. Other arrays are left in the
+file.
 
 Arrays that are stored uncompressed are mapped, not read: a trace may be larger than memory.
 """
@@ -21,6 +22,7 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import member_names, read_arrays, write_member
+from jaxmoe.traces.formats.expert_choices import layers_of_rows
 from jaxmoe.traces.formats.source import Format, Hints, TraceSource
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, chunks, release
 
@@ -127,22 +129,29 @@ def _read(source: TraceSource, hints: Hints) -> GatingTrace:
 
 def _read_loads(source: TraceSource, hints: Hints) -> LoadCounts:
     arrays = read_arrays(source.path)
+    if arrays["counts"].ndim == 3 and "counts_by_group" not in arrays:  # windows alone
+        arrays |= {"counts": arrays["counts"].sum(axis=0), "counts_by_group": arrays["counts"]}
     counts = arrays["counts"]
     if counts.ndim != 2:
-        raise TraceError(f"counts has shape {counts.shape}, expected [layer, expert]")
+        raise TraceError(f"counts has shape {counts.shape}, expected [layer, expert], or [window, layer, expert]")
     stated = hints.agreed_experts(_whole(arrays, "num_experts"))
     if stated not in (None, counts.shape[1]):
         raise TraceError(f"counts has {counts.shape[1]} experts, but num_experts is {stated}")
     windows, window_name = _windows(arrays)
     top_k = _whole(arrays, "top_k")
+    layers, kept = (
+        (arrays["layer_ids"], slice(None))
+        if "layer_ids" in arrays
+        else layers_of_rows(np.asarray(counts.any(axis=1)), hints)
+    )
     loads = LoadCounts(
-        counts=windows,
-        layer_ids=arrays.get("layer_ids", np.arange(counts.shape[0])),
+        counts=windows[:, kept],
+        layer_ids=np.asarray(layers),
         top_k=hints.top_k if top_k is None else top_k,
         window_name=window_name,
         facts=_facts(arrays, {*LOADS}),
     )
-    if not np.array_equal(loads.total().counts[0], counts):
+    if not np.array_equal(loads.total().counts[0], counts[kept]):
         raise TraceError("counts is not the sum of its windows; the file was changed, get it again")
     return loads
 
