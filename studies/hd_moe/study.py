@@ -1,11 +1,12 @@
 """Reproduce hd_moe: Table III and Fig. 3, 5, 8-15 as tables, beside what the paper publishes; see README.md.
 
-    python studies/hd_moe/study.py --shared FOLDER
+    python studies/hd_moe/study.py [TABLE ..] --shared FOLDER
 
 Every job keeps its rows under `runs/`: one that is there is not run again, so a study that was stopped goes on where
-it was. Delete `runs/` to start over. Then all tables are written, and the claims are printed.
+it was. Delete `runs/` to start over. Then all tables are written, and the claims are printed. Named tables are those of
+jobs, made alone; `summary.py` makes the others anew.
 
-Takes half an hour on two cores.
+All take half an hour on two cores.
 """
 
 import json
@@ -27,6 +28,7 @@ from cases import HERE, QWEN, ROOT, RUNS, trace_file
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxmoe.experiment.table import add_shared, folder_of_tables, run_jobs, script_options
+from jaxmoe.experiment.table_age import Code, code_of
 
 # The gradient tuner has the machine to itself, for its wall time counts and it uses all cores. Of the others the long
 # ones come first, so that no process is left alone with one at the end. The last round needs the plans of those before.
@@ -59,7 +61,7 @@ def run(name: str, shared: Path) -> list[dict]:
     begun = time.perf_counter()
     rows = ALL[name](shared)
     aside = RUNS / f"{name}.part"
-    aside.write_text(json.dumps({"wall_s": time.perf_counter() - begun, "rows": rows}))
+    aside.write_text(json.dumps({"wall_s": time.perf_counter() - begun, "rows": rows, "code": code_of(HERE)}))
     aside.rename(RUNS / f"{name}.json")
     return rows
 
@@ -71,19 +73,33 @@ def run_missing(jobs: dict[str, Callable], shared: Path, processes: int) -> None
         sys.exit(f"{len(failed)} failed: {', '.join(failed)}")
 
 
-def gathered() -> dict[str, list[dict]]:
-    """All rows by table: that of a job is named by the beginning of its name."""
-    rows: dict[str, list[dict]] = {name: [] for name in TABLES}
-    for name in ALL:
-        (table,) = (table for table in TABLES if name == table or name.startswith(f"{table}_"))
-        rows[table] += json.loads((RUNS / f"{name}.json").read_text())["rows"]
-    return rows
+def table_of(job: str) -> str:
+    """That of a job is named by the beginning of its name."""
+    (table,) = (table for table in TABLES if job == table or job.startswith(f"{table}_"))
+    return table
+
+
+def gathered(table: str) -> list[dict]:
+    """All rows of a table."""
+    return [row for name in ALL if table_of(name) == table for row in kept(name)["rows"]]
+
+
+def code_of_jobs(table: str) -> Code:
+    """What the jobs of a table ran through; of code that changed between them, that of the oldest."""
+    jobs = [RUNS / f"{name}.json" for name in ALL if table_of(name) == table]
+    code: Code = {}
+    for path in sorted(jobs, key=lambda path: -path.stat().st_mtime):
+        code |= json.loads(path.read_text()).get("code", {})
+    return code
+
+
+def kept(job: str) -> dict:
+    return json.loads((RUNS / f"{job}.json").read_text())
 
 
 def seconds_of_jobs() -> list[dict]:
     """Wall seconds of every job."""
-    kept = {name: json.loads((RUNS / f"{name}.json").read_text()) for name in ALL}
-    return [{"job": name, "wall_s": f"{job['wall_s']:.1f}"} for name, job in kept.items()]
+    return [{"job": name, "wall_s": f"{kept(name)['wall_s']:.1f}"} for name in ALL]
 
 
 def main() -> None:
@@ -91,20 +107,26 @@ def main() -> None:
     parser = script_options(__doc__, writes=True)
     add_shared(parser, ROOT.parent / "shared", "traces", "reference")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time; all cores' number")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all unless said")
     arguments = parser.parse_args()
-    shared = arguments.shared
+    if unknown := {*arguments.tables} - {*TABLES}:
+        parser.error(f"no table of jobs is called {', '.join(sorted(unknown))}; choose from {', '.join(TABLES)}")
+    shared, wanted = arguments.shared, arguments.tables or TABLES
     begun = time.perf_counter()
     RUNS.mkdir(exist_ok=True)
     trace_file(QWEN, shared)  # made once, before processes want it at the same time
     for jobs, processes in ((ALONE, 1), (FIRST, arguments.processes), (SECOND, arguments.processes)):
-        run_missing(jobs, shared, processes)
-    tables = gathered()
-    tables |= summary.derived(tables, shared) | {"jobs": seconds_of_jobs()}
+        run_missing({name: job for name, job in jobs.items() if table_of(name) in wanted}, shared, processes)
     to = folder_of_tables(HERE, arguments)
+    tables = {name: gathered(name) for name in wanted}
     for name, rows in tables.items():
-        summary.write(to / f"{name}.csv", rows)
+        summary.write(to / f"{name}.csv", rows, code_of_jobs(name))
     print(f"{time.perf_counter() - begun:.0f} s for what was missing")
-    print(summary.text(tables))
+    if not arguments.tables:
+        made = summary.derived(tables, shared) | {"jobs": seconds_of_jobs()}
+        for name, rows in made.items():
+            summary.write(to / f"{name}.csv", rows, code_of(HERE))
+        print(summary.text(tables | made))
 
 
 if __name__ == "__main__":

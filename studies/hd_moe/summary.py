@@ -12,6 +12,7 @@ import published
 from cases import CASES, DEEPSEEK, HERE, MIXTRAL, QWEN, ROOT
 
 from jaxmoe.experiment.table import earlier_table, folder_of_tables, script_options
+from jaxmoe.experiment.table_age import Code, code_of, record
 from jaxmoe.files import read_table, write_table
 from jaxmoe.tune.node_balance import fit_gamma
 
@@ -358,10 +359,11 @@ def _dynamic_lines(tables: Tables) -> list[str]:
     return [*lines, f"the broadcasts fit their window in {fit} of {total} combinations of machine, plan and topic"]
 
 
-def write(path: Path, rows: list[dict]) -> None:
-    """A table; none without rows."""
+def write(path: Path, rows: list[dict], code: Code) -> None:
+    """A table and what made it; none without rows."""
     if rows:
         write_table(path, rows)
+        record(path, HERE, code, {}, whole=True)
 
 
 def main() -> None:
@@ -373,7 +375,7 @@ def main() -> None:
     tables = {p.stem: read_table(earlier_table(HERE, given, p.stem)) for p in sorted(HERE.glob("*.csv"))}
     made = derived(tables, shared)
     for name, rows in made.items():
-        write(to / f"{name}.csv", rows)
+        write(to / f"{name}.csv", rows, code_of(HERE))
     print(text(tables | made))
 
 
