@@ -153,3 +153,12 @@ def test_the_gate_is_fast_enough():
     found = {row["what"]: float(row["least_ms"]) for row in rows("speed")}
     assert found["gather and add"] < 20
     assert found["with Top-K"] < 400
+
+
+def test_paths_between_unlike_gpus_are_found_and_the_gate_saves_on_them():
+    assert column(rows("unlike_paths"), "alpha_ns") == pytest.approx([429, 2 * 429, 2 * 900, 8325], rel=0.01)
+    some = rows("unlike")
+    assert (np.diff(column(some, "simulated_ms")) < 0).all()
+    assert column(some, "congestion_ms") == pytest.approx(column(some, "simulated_ms"), rel=0.02)
+    # Two pairs share the host's links, which Eq. 9 prices as if each had them alone.
+    assert (column(some, "eq9_ms") < 0.7 * column(some, "simulated_ms")).all()
