@@ -77,6 +77,15 @@ def test_a_full_expert_gives_its_place_to_the_next_best():
     np.testing.assert_array_equal(choose(logits, 2, 1).experts, [[0, 1], [2, 3], [1, 0]])
 
 
+@pytest.mark.parametrize(
+    ("factor", "tokens", "most"),
+    [(1.1, 100, 11), (1.0, 100, 10), (1.25, 100, 13), (0.7, 100, 7), (2.2, 50, 11), (None, 100, None)],
+)
+def test_a_capacity_is_the_factor_times_the_mean_in_whole_tokens(factor, tokens, most):
+    """One of ten experts each, so a mean of a tenth; 1.1 x 10 and 0.7 x 10 are whole, though not as floats."""
+    assert gate.capacity_of(factor, tokens, 1, 10) == most
+
+
 @settings(deadline=None, max_examples=15)
 @given(seeds)
 def test_choices_within_a_capacity_are_those_of_a_loop(seed):

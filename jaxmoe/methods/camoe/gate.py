@@ -3,6 +3,7 @@
 Logits are [token, expert]; leading axes, such as layers, are added by `vmap`. A token's source is the node it lives at.
 """
 
+from fractions import Fraction
 from functools import partial
 from math import ceil
 from typing import Literal, NamedTuple
@@ -98,8 +99,11 @@ def gate_bias(
 
 
 def capacity_of(factor: float | None, tokens: int, top_k: int, experts: int) -> int | None:
-    """Tokens that an expert takes at most: a factor times the mean, in whole tokens; without a factor, any number."""
-    return None if factor is None else ceil(factor * tokens * top_k / experts)
+    """Tokens that an expert takes at most: a factor times the mean, in whole tokens; without a factor, any number.
+
+    The factor counts as the decimal that it is written as: 1.1 times 10 is 11, where floats have a little more.
+    """
+    return None if factor is None else ceil(Fraction(str(factor)) * tokens * top_k / experts)
 
 
 class GateProblem(eqx.Module):
