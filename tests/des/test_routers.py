@@ -340,3 +340,9 @@ def test_messages_are_sent_when_they_are_ready():
     assert replay_traffic(ideal, traffic, ready_s=ready).received_s[1] == 20.5 + alone
     with pytest.raises(ValueError, match="ready_s must be finite"):
         replay_traffic(ideal, traffic, ready_s=-ready)
+
+
+def test_a_network_without_buffers_has_no_routers_to_simulate():
+    fabric = dataclasses.replace(mesh(), router=None)
+    with pytest.raises(RouterError, match="has no routers with buffers"):
+        simulate_routers(fabric, graph_of(fabric, [0], [1], [1.0]))

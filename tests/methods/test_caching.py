@@ -23,6 +23,7 @@ from jaxmoe.methods import (
     guide,
 )
 from jaxmoe.placement.placement import PlanError
+from jaxmoe.traces import Batch
 
 BYTES = 3 * 4096 * 1536.0
 COSTS = FetchCosts(BYTES, 2 * BYTES)
@@ -171,3 +172,10 @@ def test_the_llc_is_filled_in_idle_time_and_saves_reads():
         for name, done in (("plain", plain), ("told", told))
     }
     assert reads["told"] == pytest.approx(reads["plain"], rel=0.2)
+
+
+def test_a_policy_without_a_heat_map_takes_no_batches():
+    draw = full((LAYERS, STEPS, REQUESTS, 4), 0.5)
+    batch = Batch(jnp.asarray(experts_of(0)), draw[..., 0], draw, full((STEPS, REQUESTS), 1.0))
+    with pytest.raises(ValueError, match="has no heat map"):
+        policy().prepare(LAYER, batch)

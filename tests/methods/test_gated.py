@@ -13,10 +13,10 @@ from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans, strategy
 from jaxmoe.methods import DeploymentSetting, UnsuitableSystemError, system_of
-from jaxmoe.methods.camoe.gated import Gate
+from jaxmoe.methods.camoe.gated import Gate, gated_steps
 from jaxmoe.methods.system import TokenPaths
 from jaxmoe.models import ElementBytes, MoEModel
-from jaxmoe.traces import GatingTrace, TraceError, write_trace
+from jaxmoe.traces import GatingTrace, TraceError, sample_batches, write_trace
 
 EXPERTS, TOKENS = 16, 640
 WAFER = {
@@ -158,3 +158,9 @@ def test_camoe_keeps_experts_within_their_capacity_in_model_and_simulator(inputs
         np.testing.assert_allclose(rolled.time.total[1, 0], simulated, rtol=0.03)
     free, _ = runs_of(inputs, "camoe", lambda_cost=0.5)
     assert free["camoe"].rollout(iterations.batches).figures["avg_layer_cv"] > rolled.figures["avg_layer_cv"]
+
+
+def test_tokens_that_do_not_name_their_rows_of_the_trace_are_refused():
+    steps = sample_batches(traced(), 8, 2, seed=0)
+    with pytest.raises(ValueError, match="draw them with numbered=True"):
+        gated_steps(traced(), np.zeros((1, 4, EXPERTS)), steps)

@@ -13,7 +13,8 @@ from oracles.own_topologies import Dragonfly
 from oracles.topologies import NETWORKS, mesh, random_graph, random_traffic
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.loads import flow_loads, link_loads, path_maxima, path_sums
+from jaxmoe.network.flows import Flows
+from jaxmoe.network.loads import flow_loads, link_loads, path_maxima, path_sums, round_loads
 
 seeds = st.integers(0, 2**32 - 1)
 loads_of = jax.jit(link_loads)
@@ -100,3 +101,9 @@ def test_a_class_may_have_a_rule_of_its_own():
     bus = Bus.uniform(1.0, 0.0, groups=2, routers=1, terminals=1)
     link_loads.register(Bus, lambda topology, traffic: jnp.full(topology.num_links, traffic.sum()))
     assert (link_loads(bus, full((2, 2), 1.0)) == 4).all()
+
+
+def test_trees_without_weights_are_refused():
+    lone = Flows(full((1, 4), 1.0), jnp.zeros(1, jnp.int32), full((), 1.0), route="tree")
+    with pytest.raises(ValueError, match="route tree have no weight; give each tree"):
+        round_loads(mesh((2, 2)), lone)

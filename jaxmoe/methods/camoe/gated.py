@@ -57,7 +57,7 @@ def gated_steps(
     `capacity_factor` times the mean of a step at most.
     """
     if steps.row is None:
-        raise ValueError("a gate chooses from the logits of tokens, and these do not know theirs; draw them numbered")
+        raise ValueError("tokens of the steps do not name their rows of the trace; draw them with numbered=True")
     row = np.asarray(steps.row[0])
     used, place = np.unique(row, return_inverse=True)
     table = jnp.asarray(np.moveaxis(recorded_logits(trace)[used], 1, 0), jnp.float32)
