@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from jaxmoe.cli.earlier_results import SUMMARY
 from jaxmoe.report.html import (
     Block,
     ComparedRun,
@@ -36,6 +35,7 @@ from jaxmoe.report.html import (
     validation_blocks,
     write_page,
 )
+from jaxmoe.run_folders import SUMMARY
 
 Sections = dict[str, list[Block]]
 LOADS, MANIFEST = "loads.npz", "manifest.json"

@@ -18,7 +18,6 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from jaxmoe.cli.earlier_results import LISTED, SUMMARY, EarlierResults, earlier_results
 from jaxmoe.cli.early_end import INTERRUPTED, last_words
 from jaxmoe.cli.kept_output import OPTIONS, KeptOutput, with_options
 from jaxmoe.cli.progress import messages, progress_lines
@@ -27,7 +26,7 @@ from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write, remove
 from jaxmoe.memory import peak_memory
-from jaxmoe.run_folders import FolderLock, locked
+from jaxmoe.run_folders import LISTED, SUMMARY, EarlierResults, FolderLock, earlier_results, locked
 
 BAD_INPUT = 2
 command_line: ContextVar[str] = ContextVar("command_line", default="")  # of this run, as typed
