@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit
-from jaxmoe.experiment.measured_kernels.grouping import grouped
+from jaxmoe.experiment.measured_kernels.kinds import grouped
 from jaxmoe.experiment.measured_kernels.token_counts import BALANCED, EVEN, known_distribution
 
 CLEAR = 1.1  # from which factor on, either way, a sign is judged

@@ -11,8 +11,7 @@ from scipy.stats import t as student
 
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.fit import Recipe, fit
-from jaxmoe.experiment.measured_kernels.grouping import grouped
-from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind
+from jaxmoe.experiment.measured_kernels.kinds import KINDS, Columns, Kind, grouped
 from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
 from jaxmoe.experiment.measured_kernels.tables import MeasuredTable
 from jaxmoe.experiment.stage_timer import Report

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.measured_kernels.grouping import grouped
-from jaxmoe.experiment.measured_kernels.kinds import Columns
+from jaxmoe.experiment.measured_kernels.kinds import Columns, grouped
 from jaxmoe.hardware.gpu.deepep import BYTES, Load, copies_of
 
 GPUS = 8  # of a node

@@ -1,12 +1,13 @@
 """The kinds of measured tables: their columns, what tells kernels apart, and how a row becomes terms of its kernel."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
-from jaxmoe.experiment.measured_kernels.grouping import grouped
 from jaxmoe.experiment.measured_kernels.token_counts import Routing, loads_of, slot_loads
 from jaxmoe.experiment.measured_kernels.tuned_tiles import tiles_of
 from jaxmoe.hardware.gpu import terms
@@ -164,6 +165,16 @@ def _all_to_all(rows: Columns, sheet: Sheet, kernel: Mapping[str, str]) -> Terms
     drawn = jnp.asarray([copies_of(*layer) for layer in layers], jnp.float32)
     copies = jnp.where(rows["distribution"] == "balanced", jnp.minimum(ranks, top_k), drawn)
     return terms.all_to_all(kernel["op_name"], kernel["moe_dtype"], tokens, hidden, top_k, copies, ranks, sheet)
+
+
+def grouped(columns: Columns, names: Sequence[str]) -> tuple[list[tuple[Any, ...]], Int[np.ndarray, " row"]]:
+    """Values of each group in the order of `names`, sorted, and the group of every row."""
+    parts = [np.unique(columns[name], return_inverse=True) for name in names]
+    code = np.zeros(len(columns[names[0]]), np.int64)
+    for values, at in parts:
+        code = code * len(values) + at.ravel()
+    _, first, group = np.unique(code, return_index=True, return_inverse=True)
+    return [tuple(columns[name][row].item() for name in names) for row in first], group.ravel()
 
 
 def _floats(rows: Columns, *names: str) -> list[jnp.ndarray]:

@@ -11,7 +11,7 @@ from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measured_kernels.exchange_fit import MICRO
 from jaxmoe.experiment.measured_kernels.exchange_fit import seconds_of as exchange_seconds
 from jaxmoe.experiment.measured_kernels.exchange_tables import PARTS, SIDES, ExchangeTable, exchanges_of, load_of
-from jaxmoe.experiment.measured_kernels.grouping import grouped
+from jaxmoe.experiment.measured_kernels.kinds import grouped
 from jaxmoe.experiment.measured_kernels.padded import seconds_of, terms_of
 from jaxmoe.experiment.measured_kernels.tables import PRECISIONS, MeasuredTable
 from jaxmoe.hardware.gpu.deepep import Load

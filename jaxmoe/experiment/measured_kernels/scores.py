@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.experiment.measured_kernels.calibration import KernelFit, decades, intervals_of
-from jaxmoe.experiment.measured_kernels.grouping import grouped
+from jaxmoe.experiment.measured_kernels.kinds import grouped
 
 PRECISIONS = ("gemm_dtype", "moe_dtype", "attn_dtype", "gemm_type", "kv_cache_dtype", "nccl_dtype", "allreduce_dtype")
 
