@@ -5,7 +5,6 @@ end with an axis of lanes: batches, each with prices of its own.
 """
 
 import abc
-import itertools
 from collections.abc import Sequence
 from functools import partial, singledispatch
 
@@ -17,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network.loads import crossed, flow_loads, path_sums
+from jaxmoe.network.xy import running_maxima
 
 
 class AbstractRoutes(eqx.Module):
@@ -153,10 +153,7 @@ def _reached(
     there: Float[Array, "position *lead"],
 ) -> tuple[Float[Array, "segment *lead"], Float[Array, "segment *lead"]]:
     """Running maxima of what lies before every segment, and of what lies after it."""
-    at = jnp.split(there, len(there))
-    up, down = (list(itertools.accumulate(each, jnp.maximum))[:-1] for each in (at, at[::-1]))
-    nothing = there[:0]
-    return jnp.concatenate([nothing, *up]), jnp.concatenate([nothing, *down[::-1]])
+    return running_maxima(there)[:-1], running_maxima(there[::-1])[::-1][1:]
 
 
 def _towards(

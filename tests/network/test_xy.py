@@ -1,5 +1,6 @@
 """Link loads by running sums against the dense incidence matrix."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -14,7 +15,7 @@ from oracles.arrays import full
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import hop_counts, num_links
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
-from jaxmoe.network.xy import prefix_sums
+from jaxmoe.network.xy import prefix_sums, running_maxima
 
 SHAPES = [(1, 2), (2, 1), (1, 6), (5, 1), (2, 2), (3, 4), (5, 6)]
 
@@ -74,3 +75,18 @@ def test_many_traffics_at_once_equal_one_by_one():
 def test_prefix_sums_are_running_sums(size):
     values = np.random.default_rng(size).random((3, size)).astype(np.float32)
     np.testing.assert_allclose(prefix_sums(jnp.asarray(values)), values.cumsum(axis=-1), rtol=1e-5)
+
+
+@given(st.sampled_from([1, 2, 5, 8]), st.booleans(), st.integers(0, 2**32 - 1))
+def test_running_maxima_and_their_derivative_are_those_of_one_position_after_the_other(positions, ties, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.random((positions, 3, 4)).astype(np.float32)
+    values = jnp.asarray(np.round(values) if ties else values)
+    pull = jnp.asarray(rng.normal(size=values.shape), jnp.float32)
+
+    def plain(values):
+        return jnp.stack(list(itertools.accumulate(values, jnp.maximum)))
+
+    np.testing.assert_array_equal(running_maxima(values), np.maximum.accumulate(values))
+    found, expected = (jax.vjp(function, values)[1](pull)[0] for function in (running_maxima, plain))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
