@@ -108,6 +108,10 @@ def layer(
     Activations and weights have so many bytes each, by default those of `model.bytes`. `exchange` is a name or an
     exchange of your own; messages are stored and forwarded in chunks, whole where `chunk_bytes` is 0, or `cut_through`.
     """
+    if not isinstance(machine, Machine):
+        raise ArgumentError(f"machine is a {type(machine).__name__}, expected what jm.machine(topology, flops) makes")
+    if not isinstance(model, MoEModel):
+        raise ArgumentError(f"model is a {type(model).__name__}, expected what jm.model('mixtral-8x7b') makes")
     if mode not in ("sharded", "replicated"):
         raise ArgumentError(f"mode is {mode!r}, expected 'sharded' or 'replicated'")
     activation = model.bytes.activations if bytes_per_element is None else bytes_per_element

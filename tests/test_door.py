@@ -49,6 +49,10 @@ CASES = {
     "past the last step": lambda: jm.replay(run, step=2),
     "an unknown exchange": lambda: jm.evaluate(layer, share, batches, "least_loded"),
     "an unknown strategy": lambda: jm.place("expert", trace, mesh),
+    "a name for a model": lambda: jm.layer(layer.machine, "mixtral-8x7b"),
+    "a topology for a machine": lambda: jm.layer(mesh, jm.model("mixtral-8x7b")),
+    "batches of no tokens": lambda: jm.sample_batches(trace, 0, 2, seed=1),
+    "a text for a path": lambda: jm.read_trace("no_such_trace.npz"),
     "an unknown model": lambda: jm.model("mixtrel-8x7b"),
 }
 told = {}
@@ -70,6 +74,10 @@ WANTED = {
     "one layer's batches": ["batches have the axes [2, 16], expected [layer, batch, token]"],
     "a trace for batches": ["batches is a GatingTrace", "jm.sample_batches"],
     "more experts": ["batches choose expert 15, but share has 8 experts"],
+    "a name for a model": ["model is a str, expected what jm.model('mixtral-8x7b') makes"],
+    "a topology for a machine": ["machine is a Mesh, expected what jm.machine(topology, flops) makes"],
+    "batches of no tokens": ["2 batches of 0 tokens are wanted, expected 1 or more of each"],
+    "a text for a path": ["no_such_trace.npz: no such trace file; check the path"],
     "a machine for a layer": ["layer is a Machine, expected what jm.layer(machine, model) makes"],
     "flat mesh": ["shape is 8, expected two whole numbers above 0"],
     "sides of a half": ["shape is (2.5, 4), expected two whole numbers above 0"],

@@ -117,6 +117,19 @@ def test_a_package_has_no_name_that_is_taken(colours, install):
         list(colours)
 
 
+def test_a_package_may_register_what_it_names(colours, install, monkeypatch):
+    monkeypatch.setattr(registry, "COLOURS", colours, raising=False)
+    source = "from jaxmoe import registry\n\n\n@registry.COLOURS.register('green')\ndef green():\n    return 3\n"
+    install({"green": "paint_parts:green"}, source=source)
+    sys.modules.pop("paint_parts", None)
+    assert colours["green"]() == 3
+    assert list(colours) == ["red", "blue", "green"]
+    colours.remove("green")
+    colours.register("green", 4)  # another one of that name
+    with pytest.raises(PartError, match="'green' of package paint has the name of one that is there already"):
+        list(colours)
+
+
 def test_two_packages_have_no_name_in_common(colours, install):
     install({"green": "paint_parts:green"})
     install({"green": "dye_parts:green"}, package="dye")

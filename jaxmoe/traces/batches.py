@@ -155,6 +155,8 @@ def sample_batches(
     `numbered` tokens know their row of the trace, with `logits` those of the router. Raises `TraceError` for a trace
     without what is asked for.
     """
+    if tokens < 1 or batches < 1:
+        raise TraceError(f"{batches} batches of {tokens} tokens are wanted, expected 1 or more of each")
     if tokens > trace.num_tokens:
         raise TraceError(
             f"a batch of {tokens} tokens cannot be drawn from a trace of {trace.num_tokens}; use a smaller batch"

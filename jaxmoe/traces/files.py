@@ -19,8 +19,9 @@ class Recording:
     content: GatingTrace | LoadCounts
 
 
-def read_any(path: Path, hints: Hints | None = None) -> Recording:
+def read_any(path: str | Path, hints: Hints | None = None) -> Recording:
     """Read a trace or load counts. Raises `TraceError` with the name of the file or folder for anything else."""
+    path = Path(path)
     with _named(path):
         source, hints = opened(path), hints or Hints()
         loads = loads_format(source)
@@ -30,13 +31,13 @@ def read_any(path: Path, hints: Hints | None = None) -> Recording:
         return Recording(found.name, found.read(source, hints))
 
 
-def read_trace(path: Path, num_experts: int | None = None, hints: Hints | None = None) -> GatingTrace:
+def read_trace(path: str | Path, num_experts: int | None = None, hints: Hints | None = None) -> GatingTrace:
     """Read a trace.
 
     `num_experts` is what the model has, also where the hints leave it open; it must agree with a file that states
     it. Raises `TraceError` with the name of the file or folder for anything else, load counts among it.
     """
-    hints = hints or Hints()
+    path, hints = Path(path), hints or Hints()
     with _named(path):
         source = opened(path)
         if loads_format(source) is not None:
@@ -46,18 +47,18 @@ def read_trace(path: Path, num_experts: int | None = None, hints: Hints | None =
         )
 
 
-def read_loads(path: Path, hints: Hints | None = None) -> LoadCounts:
+def read_loads(path: str | Path, hints: Hints | None = None) -> LoadCounts:
     """Read load counts, or count those of a trace. Raises `TraceError` with the name of the file or folder."""
     content = read_any(path, hints).content
     return load_counts(content) if isinstance(content, GatingTrace) else content
 
 
-def write_trace(path: Path, trace: GatingTrace) -> None:
+def write_trace(path: str | Path, trace: GatingTrace) -> None:
     """Write a trace as npz; an older file of that name is replaced at once, or not at all.
 
     Raises `TraceError` when a fact has the name of an array.
     """
-    TRACES["npz"].write(path, trace)
+    TRACES["npz"].write(Path(path), trace)
 
 
 def write_as(name: str, path: Path, content: GatingTrace | LoadCounts) -> list[str]:
