@@ -83,7 +83,9 @@ class Rebalancing:
     def identity(self) -> bytes:
         """Bytes that differ where what requests find may differ, beside what the requests and steps are."""
         numbers = (self.devices, self.window_s, repr(self.rule), self.every_s, self.bytes_per_s)
-        return self.shares.tobytes() + self.start.tobytes() + repr((*numbers, self.expert_bytes, self.scale)).encode()
+        arrays = (self.shares, self.start, *jax.tree.leaves(self.rule))  # of which a rule's text has the shapes alone
+        found = b"".join(np.asarray(each).tobytes() for each in arrays)
+        return found + repr((*numbers, self.expert_bytes, self.scale)).encode()
 
     def planned(self, requests: Requests, engines: int) -> Planned:
         """What requests find: a table for each window in which any come, and a pause where experts move before it."""
