@@ -13,6 +13,7 @@ from jaxmoe.cli.serve_files import over_time, step_rows, timeline, write_request
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import Scenario, load_scenario, resolved
 from jaxmoe.config.serving import RandomArrivals
+from jaxmoe.experiment.rate_trials import RateTrials
 from jaxmoe.experiment.serving import Serving, answers, check_drains, moves_told
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
@@ -56,7 +57,8 @@ def run(
                 check_drains(serving, scenario.serving.arrivals, served)
         interrupts.check()
         with clock.stage("highest rate"):
-            highest = serving.highest_rate(TOLERANCE, interrupts.check)
+            trials = RateTrials(serving, check=interrupts.check)
+            highest = None if serving.rate is None else trials.highest(serving.rate, TOLERANCE)
             forbids = None
             if whole and highest is not None and 0 < highest < math.inf:
                 forbids = serving.forbids(highest * (1 + TOLERANCE))

@@ -18,7 +18,6 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import write_table
 from jaxmoe.report import plot_rates
 from jaxmoe.report.style import digits
-from jaxmoe.serving.online.arrivals import mean_rate
 from jaxmoe.sweep.chunks import MANIFEST, POINTS, ChunkFiles, check_installed
 from jaxmoe.sweep.served import written
 
@@ -44,7 +43,7 @@ def run(
         with clock.stage("load"):
             scenario = load_scenario(config, overrides or ())
             serving = serving_of(scenario, profile)
-            if serving.fleet.users is not None or not np.isfinite(mean_rate(serving.requests)):
+            if serving.rate is None:
                 raise OptionError("--rates is given, but requests do not come at a rate; take arrivals that do")
         with clock.stage("serve"):
             files, rows = _served(folder, serving, wanted, interrupts)

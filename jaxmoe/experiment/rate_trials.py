@@ -1,11 +1,13 @@
 """Whether engines meet limits at rates, by as few simulated requests as that takes."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxmoe.experiment.serving import Serving
-from jaxmoe.serving.online.capacity import drained_rate, highest_rate
+from jaxmoe.serving.online.capacity import between, drained_rate, highest_rate
 from jaxmoe.serving.online.metrics import Limits
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
@@ -15,24 +17,45 @@ from jaxmoe.serving.online.served import Served
 class RateTrials:
     """Trials of a serving at rates, each at most once; `simulated` counts the requests that came in them.
 
-    A trial that `ends_early` does so as soon as too many requests are over their limits, so it answers what
-    `Serving.meets` does.
+    A trial that `ends_early` does so as soon as too many requests are over their limits, and answers what a whole one
+    does. `check` is called before each.
     """
 
     serving: Serving
     ends_early: bool = True
+    check: Callable[[], None] = lambda: None
     simulated: int = 0
     _known: dict[float, bool] = field(default_factory=dict)
 
     def meets(self, rate: float) -> bool:
         """Whether the requests drain at a rate, 1/s, and the part of them that is asked keeps its limits."""
         if rate not in self._known:
+            self.check()
             self._known[rate] = self._meets(rate)
         return self._known[rate]
 
     def highest(self, start: float, tolerance: float, stride: float = 2.0) -> float:
         """The highest rate that meets the limits, 1/s, as `highest_rate` finds it from `start`."""
         return highest_rate(self.meets, start, tolerance, stride=stride)
+
+    @property
+    def count(self) -> int:
+        """How many rates were tried."""
+        return len(self._known)
+
+    @property
+    def best(self) -> float:
+        """The highest rate of all trials that meets the limits, 1/s; 0 where none does."""
+        return max((rate for rate, met in self._known.items() if met), default=0.0)
+
+    @property
+    def above(self) -> float:
+        """The lowest rate over that one which does not meet them, 1/s; infinite before there is one."""
+        return min((rate for rate, met in self._known.items() if not met and rate > self.best), default=math.inf)
+
+    def narrow(self, tolerance: float) -> None:
+        """Try rates between these two until they are within `tolerance`."""
+        between(self.meets, self.best, self.above, tolerance)
 
     def _meets(self, rate: float) -> bool:
         requests, served = self.serving.at(rate, goes_on=self._may_meet if self.ends_early else None)

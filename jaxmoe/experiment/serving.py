@@ -12,7 +12,7 @@ from jaxmoe.config.serving import RandomArrivals
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Row
 from jaxmoe.serving.online.arrivals import at_rate, mean_rate
-from jaxmoe.serving.online.capacity import Forbids, drained_rate, highest_rate, what_forbids
+from jaxmoe.serving.online.capacity import Forbids, drained_rate, what_forbids
 from jaxmoe.serving.online.engine import Fleet
 from jaxmoe.serving.online.metrics import PERCENTILES, Limits, Waits, distribution, span_of, waits_of
 from jaxmoe.serving.online.rebalancing import Planned, Rebalancing
@@ -54,6 +54,12 @@ class Serving:
         changes, asks = planned.changes if planned else (), None if goes_on is None else partial(goes_on, requests)
         return requests, serve(requests, self.fleet, self.table, self.table, token_times, steps, changes, asks)
 
+    @property
+    def rate(self) -> float | None:
+        """The mean rate at which requests come, 1/s; None for users of a closed loop, and where all come at once."""
+        own = mean_rate(self.requests)
+        return own if self.fleet.users is None and np.isfinite(own) else None
+
     @cached_property
     def planned(self) -> Planned | None:
         """Loads and places of experts that the requests find over time, at their own rate; None without topics."""
@@ -76,27 +82,6 @@ class Serving:
             found.update(self.rebalancing.identity)
         return found.hexdigest()[:16]
 
-    def meets(self, rate: float) -> bool:
-        """Whether the requests drain at a rate, and the part of them that is asked keeps its limits."""
-        requests, served = self.at(rate)
-        within = waits_of(requests, served).within(self.limits)
-        return bool(within.mean() >= self.limits.part) and drained_rate(served) is None
-
-    def highest_rate(self, tolerance: float, check: Callable[[], None]) -> float | None:
-        """The highest rate that meets the limits, 1/s; None for users of a closed loop, and where all come at once.
-
-        `check` is called before each rate that is tried.
-        """
-        start = mean_rate(self.requests)
-        if self.fleet.users is not None or not np.isfinite(start):
-            return None
-
-        def meets(rate: float) -> bool:
-            check()
-            return self.meets(rate)
-
-        return highest_rate(meets, start, tolerance)
-
     def forbids(self, rate: float) -> Forbids:
         """Why a rate is not served."""
         requests, served = self.at(rate, steps=True)
@@ -106,13 +91,13 @@ class Serving:
 def answers(serving: Serving, requests: Requests, served: Served) -> dict[str, Any]:
     """Waits of users, by mean and percentiles, and how much is served within their limits."""
     waits, span = waits_of(requests, served), span_of(requests, served)
-    within, rate = waits.within(serving.limits), mean_rate(requests)
+    within = waits.within(serving.limits)
     return {
         "requests": len(requests),
         "gpus": serving.gpus,
         "span_s": span,
         "waits_s": {name: distribution(values) for name, values in waits._asdict().items()},
-        "sent_per_s": rate if serving.fleet.users is None and np.isfinite(rate) else None,
+        "sent_per_s": serving.rate and mean_rate(requests),
         "requests_per_s": len(requests) / span,
         "output_tokens_per_s": float(requests.output.sum()) / span,
         "goodput_per_s": float(within.sum()) / span,

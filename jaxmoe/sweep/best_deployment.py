@@ -5,12 +5,13 @@ its own highest rate is looked for only if it meets the limits there. One whose 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from jaxmoe.config import Scenario
 from jaxmoe.config.keys import METHOD
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.rate_trials import RateTrials
@@ -18,15 +19,20 @@ from jaxmoe.experiment.serving import Serving
 from jaxmoe.experiment.serving_inputs import ServingReader
 from jaxmoe.serving.online.arrivals import mean_rate
 from jaxmoe.serving.online.work_bound import rate_bound, rate_estimate
-from jaxmoe.sweep.deployments import KEYS
+from jaxmoe.sweep.deployments import REQUESTS
 from jaxmoe.sweep.points import Space, SweepError, Values
 from jaxmoe.sweep.served import check_serving
 from jaxmoe.sweep.study import Study
 
-TOLERANCE = 0.01  # of the highest rate
+TOLERANCE = 0.01  # of the highest rate of the best
 AHEAD = 0.015  # by which another deployment has to be better to be worth its trials
-STRIDE = 1.08  # between the first rates that one is tried at which is better
-SAME_FOR_ALL = (*KEYS, *(f"serving.{name}" for name in ("arrivals", "lengths", "prefixes", "topics", "limits", "seed")))
+COARSE = 2 * AHEAD  # of the highest rate of one that leads meanwhile: who leads next is better than half of it
+STRIDE = 1.08  # between the first rates that one is tried at which leads
+BATCHING = "serving.engine."  # keys of what is no layout
+SAME_FOR_ALL = {  # by section of a scenario
+    "deployment": REQUESTS,
+    "serving": ("arrivals", "lengths", "prefixes", "topics", "limits", "seed"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,24 +70,37 @@ def servings_of(study: Study) -> tuple[list[tuple[Values, Serving]], dict[str, s
     Raises `SweepError` where none can be, requests differ between them, or do not come at a rate.
     """
     check_serving(study)
-    for key in (*study.config.axes, *study.config.derived):
-        if key.startswith(SAME_FOR_ALL):
-            raise SweepError(f"{study.path}: {key} varies, but all deployments serve the same requests; move it to set")
     space, reader = Space(study), ServingReader()
-    found: list[tuple[Values, Serving]] = []
+    scenarios: list[tuple[Values, Scenario]] = []
     left_out: dict[str, str] = {}
     for point in space.points():
         values = {key: value for key, value in point.values.items() if key not in METHOD}
-        try:
-            found.append((values, reader(space.scenario(values))))
-        except InputError as error:
-            left_out[told(values)] = str(error)
+        with leaving_out(left_out, values):
+            scenarios.append((values, space.scenario(values)))
+    for section, names in SAME_FOR_ALL.items():
+        for name in names:
+            asked = [getattr(getattr(scenario, section), name, None) for _, scenario in scenarios]
+            if any(each != asked[0] for each in asked):
+                said = "varies, but all deployments serve the same requests; move it to set"
+                raise SweepError(f"{study.path}: {section}.{name} {said}")
+    found: list[tuple[Values, Serving]] = []
+    for values, scenario in scenarios:
+        with leaving_out(left_out, values):
+            found.append((values, reader(scenario)))
     if not found:
         raise SweepError(f"{study.path}: no deployment can be. The first: {next(iter(left_out.values()))}")
-    serving = found[0][1]
-    if serving.fleet.users is not None or not np.isfinite(mean_rate(serving.requests)):
+    if found[0][1].rate is None:
         raise SweepError(f"{study.path}: requests do not come at a rate; take serving.arrivals that do")
     return found, left_out
+
+
+@contextmanager
+def leaving_out(left_out: dict[str, str], values: Values) -> Iterator[None]:
+    """Notes why a deployment cannot be, and goes on with the others."""
+    try:
+        yield
+    except InputError as error:
+        left_out[told(values)] = str(error)
 
 
 def candidate(values: Values, serving: Serving) -> Contender:
@@ -92,30 +111,58 @@ def candidate(values: Values, serving: Serving) -> Contender:
 
 
 def race(candidates: Sequence[Contender], check: Callable[[], None] = lambda: None) -> list[Verdict]:
-    """What becomes of candidates, in the order in which they are tried; the last one that led is best.
+    """What becomes of candidates, in the order in which they are first tried.
 
-    Where a rate that is met is one above all others that are, none is more than `AHEAD` better. `check` is called
-    before each. Raises `InputError` where there are too few requests to tell.
+    Where a rate that is met is one above all others that are, none is more than `AHEAD` better than the best. `check`
+    is called before each trial. Raises `InputError` where there are too few requests to tell.
     """
-    outcomes: list[Verdict] = []
-    leader = 0.0
+    order = in_order(candidates)
+    trials = {each: RateTrials(each.serving, check=check) for each in order}
+    best: Contender | None = None
+    while True:
+        target = trials[best].best / best.devices * (1 + AHEAD) if best else 0.0
+        rival = next((each for each in order if each is not best and _most(each, trials[each]) > target), None)
+        if rival is None:
+            if best is None or trials[best].above <= trials[best].best * (1 + TOLERANCE):
+                return [_verdict(each, trials[each]) for each in order]
+            trials[best].narrow(TOLERANCE)
+        elif best is None or trials[rival].meets(target * rival.devices):
+            best = rival if _climb(rival, trials[rival], target) else best
+
+
+def in_order(candidates: Sequence[Contender]) -> list[Contender]:
+    """The best of each layout by the estimate, then the second of each, and so on.
+
+    Layouts differ more than what one has by batching, and estimates of them are further off.
+    """
+    place: Counter[str] = Counter()
+    ranked: list[tuple[int, Contender]] = []
     for each in sorted(candidates, key=lambda each: -each.estimate / each.devices):
-        check()
-        trials, target = RateTrials(each.serving), leader * (1 + AHEAD) * each.devices
-        if leader and each.bound <= target:
-            outcomes.append(Verdict(each, "bound"))
-        elif leader and not trials.meets(target):
-            outcomes.append(Verdict(each, "behind", simulated=trials.simulated))
-        else:
-            rate = trials.highest(target or start_of(each), TOLERANCE, STRIDE)
-            if math.isinf(rate):
-                raise InputError(
-                    f"serving.arrivals: all {len(each.serving.requests)} requests at once keep their limits with "
-                    f"{told(each.values)}, so there is no highest rate; give more requests"
-                )
-            leader = rate / each.devices
-            outcomes.append(Verdict(each, "led", leader, trials.simulated))
-    return outcomes
+        layout = told({key: value for key, value in each.values.items() if not key.startswith(BATCHING)})
+        ranked.append((place[layout], each))
+        place[layout] += 1
+    return [each for _, each in sorted(ranked, key=lambda each: each[0])]
+
+
+def _most(each: Contender, trials: RateTrials) -> float:
+    """What is known to be too much, requests/s of a device."""
+    return min(each.bound, trials.above) / each.devices
+
+
+def _climb(each: Contender, trials: RateTrials, target: float) -> bool:
+    """Look for the highest rate roughly. Returns whether there is one that meets the limits."""
+    if math.isinf(trials.highest(target * each.devices or start_of(each), COARSE, STRIDE)):
+        raise InputError(
+            f"serving.arrivals: all {len(each.serving.requests)} requests at once keep their limits with "
+            f"{told(each.values)}, so there is no highest rate; give more requests"
+        )
+    return trials.best > 0
+
+
+def _verdict(each: Contender, trials: RateTrials) -> Verdict:
+    if trials.best:
+        return Verdict(each, "led", trials.best / each.devices, trials.simulated)
+    return Verdict(each, "behind" if trials.simulated else "bound", None, trials.simulated)
 
 
 def best_of(study: Study, outcomes: Sequence[Verdict]) -> Verdict:

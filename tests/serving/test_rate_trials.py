@@ -8,7 +8,8 @@ from test_work_bound import ONE_TOKEN, SECOND, TEN, drawn_serving
 from jaxmoe.experiment.rate_trials import RateTrials, over_limits
 from jaxmoe.experiment.serving import Serving
 from jaxmoe.serving.online.arrivals import mean_rate
-from jaxmoe.serving.online.metrics import Limits
+from jaxmoe.serving.online.capacity import drained_rate
+from jaxmoe.serving.online.metrics import Limits, waits_of
 from jaxmoe.serving.online.requests import Requests
 
 NEVER = -1.0
@@ -39,6 +40,13 @@ def test_requests_over_their_limits_are_told_before_they_end():
     assert over_limits(requests, served_by_hand(sent, sent, first, finish), limits) == over.sum()
 
 
+def keeps_limits(own: Serving, rate: float) -> bool:
+    """Of a whole run, by the waits of each request."""
+    requests, served = own.at(rate)
+    within = waits_of(requests, served).within(own.limits)
+    return within.sum() >= own.limits.part * len(requests) and drained_rate(served) is None
+
+
 def test_early_ends_answer_what_whole_runs_do(monkeypatch):
     monkeypatch.setattr("jaxmoe.serving.online.simulate.LOOK", 2)
     fewer, answers = 0, set()
@@ -47,7 +55,7 @@ def test_early_ends_answer_what_whole_runs_do(monkeypatch):
             continue
         for rate in mean_rate(own.requests) * np.array([0.1, 1.0, 10.0, 100.0]):
             early = RateTrials(own)
-            assert early.meets(rate) == own.meets(rate), (seed, rate)
+            assert early.meets(rate) == keeps_limits(own, rate), (seed, rate)
             assert early.simulated <= len(own.requests)
             fewer += early.simulated < len(own.requests)
             answers.add(early.meets(rate))
@@ -58,7 +66,27 @@ def test_early_ends_answer_what_whole_runs_do(monkeypatch):
 def test_a_rate_is_tried_once_and_requests_are_counted():
     trials = RateTrials(Serving(ONE_TOKEN, TEN, SECOND, Limits(1.5, 1.0, 1.0), 1), ends_early=False)
     assert trials.highest(0.25, 0.01) == pytest.approx(1 / 0.95, rel=0.01)  # the last of 11 waits for 0.5 s
+    assert trials.best <= 1 / 0.95 < trials.above <= 1.01 * trials.best
     before = trials.simulated
     assert before % 11 == 0
     assert trials.meets(0.25)
     assert trials.simulated == before
+
+
+def test_what_is_known_of_a_highest_rate_is_narrowed_from_where_it_was():
+    trials = RateTrials(Serving(ONE_TOKEN, TEN, SECOND, Limits(1.5, 1.0, 1.0), 1))
+    assert (trials.best, trials.above) == (0, np.inf)
+    trials.highest(0.25, 1.0)
+    assert (trials.best, trials.above, trials.count) == (1.0, 2.0, 4)
+    trials.narrow(0.01)
+    assert trials.best <= 1 / 0.95 < trials.above <= 1.01 * trials.best
+    assert trials.count == 4 + 7  # to halve a ratio of 2 seven times
+
+
+def test_a_window_of_requests_starts_its_own_clock():
+    starts, blocks = np.array([0, 1, 3, 3, 4]), np.array([7, 8, 9, 6])
+    requests = Requests(np.array([0.0, 2.0, 5.0, 9.0]), np.arange(10, 14), np.arange(1, 5), starts, blocks, 4)
+    own = requests.window(1, 3)
+    assert own.arrival.tolist() == [0, 3]
+    assert (own.prompt.tolist(), own.output.tolist()) == ([11, 12], [2, 3])
+    assert (own.prefix_starts.tolist(), own.prefix_blocks.tolist()) == ([0, 2, 2], [8, 9])

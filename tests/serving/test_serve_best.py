@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from jaxmoe.cli.app import app
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.rate_trials import RateTrials
 from jaxmoe.experiment.serving import Serving
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.metrics import Limits
 from jaxmoe.serving.online.requests import Requests
-from jaxmoe.sweep.best_deployment import AHEAD, TOLERANCE, Contender, candidate, race, servings_of
+from jaxmoe.sweep.best_deployment import AHEAD, TOLERANCE, Contender, candidate, in_order, race, servings_of
 from jaxmoe.sweep.study import read_study
 
 __all__ = ["scenario"]  # a fixture
@@ -54,6 +55,34 @@ def test_the_best_of_six_is_the_one_with_most_requests_a_second_and_gpu(order):
     assert all((each.simulated == 0) == (each.how == "bound") for each in outcomes)
 
 
+def test_the_best_of_each_layout_comes_before_the_second_of_any():
+    given = [(1, 32, 9.0), (1, 64, 8.0), (2, 32, 1.0), (2, 64, 2.0), (4, 32, 5.0)]
+    all_of_them = [
+        Contender({"deployment.tensor": tensor, "serving.engine.seats": seats}, SIX[0].serving, estimate, np.inf)
+        for tensor, seats, estimate in given
+    ]
+    assert [each.estimate for each in in_order(all_of_them)] == [9, 5, 2, 8, 1]
+
+
+def test_one_that_led_is_tried_again_where_it_may_still_be_better(monkeypatch):
+    """The first meets 1 and not 1.2. So the second leads at 1.015, and can no more, while the first meets 1.1."""
+    for name, value in {"COARSE": 0.2, "STRIDE": 1.2}.items():
+        monkeypatch.setattr(f"jaxmoe.sweep.best_deployment.{name}", value)
+    highest = {SIX[0].serving: 1.1, SIX[5].serving: 1.02}
+
+    def meets(own: RateTrials, rate: float) -> bool:
+        own.simulated += 1
+        return rate <= highest[own.serving]
+
+    monkeypatch.setattr(RateTrials, "_meets", meets)
+    first, second = (Contender({"seats": at}, SIX[at].serving, 1.0 - 0.1 * at, np.inf) for at in (0, 5))
+    outcomes = race([first, second])
+    assert [each.how for each in outcomes] == ["led", "led"]
+    assert 1.1 / (1 + TOLERANCE) <= outcomes[0].rate <= 1.1
+    assert outcomes[1].rate == pytest.approx(1 + AHEAD)
+    assert outcomes[1].simulated == 3  # once where it leads, 1.2 times that, and where the first leads again
+
+
 def test_one_whose_estimate_is_too_low_leads_when_it_is_tried():
     wrong = Contender(SIX[1].values, SIX[1].serving, 0.01, np.inf)
     outcomes = race([SIX[0], wrong])
@@ -87,13 +116,14 @@ def test_no_deployment_of_a_study_is_much_better_than_the_one_it_tells(study, tm
     assert done.exit_code == 0, done.output
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     own, left_out = servings_of(read_study(study()))
-    rates = [serving.highest_rate(TOLERANCE, lambda: None) / serving.gpus for _, serving in own]
+    rates = [RateTrials(each).highest(each.rate, TOLERANCE) / each.gpus for _, each in own]
     told = summary["best"]
     assert max(rates) <= told["rate_per_s_gpu"] * (1 + AHEAD) * (1 + TOLERANCE)
     assert min(rates) < 0.9 * max(rates)
     (chosen,) = (serving for values, serving in own if values == told["deployment"])
-    assert chosen.meets(told["rate_per_s"])
-    assert not chosen.meets(told["rate_per_s"] * (1 + TOLERANCE))
+    trials = RateTrials(chosen, ends_early=False)
+    assert trials.meets(told["rate_per_s"])
+    assert not trials.meets(told["rate_per_s"] * (1 + TOLERANCE))
     assert told["rate_per_s"] == pytest.approx(4 * told["rate_per_s_gpu"])
     assert len(left_out) == 6
     assert all(reason.startswith("deployment.tensor is 3; expected a divisor") for reason in left_out.values())
@@ -106,10 +136,16 @@ def test_no_deployment_of_a_study_is_much_better_than_the_one_it_tells(study, tm
     assert f"is forbidden by {summary['forbids_more']['limit']}" in done.output.replace("\n", " ")
 
 
+COME = {"arrivals": {"kind": "random", "rate_per_s": 1}}
+ALONE = {"set": {}, "derived": {}}
 USERS = {"kind": "users", "users": 4, "requests": 20}
 REFUSED = {
-    "requests": ({"axes": {"serving.arrivals.rate_per_s": [1, 2]}}, "serving.arrivals.rate_per_s varies, but all"),
+    "requests": ({"axes": {"serving.arrivals.rate_per_s": [1, 2]}}, "serving.arrivals varies, but all"),
     "lengths": ({"axes": {"deployment.prompt_tokens": [1, 2]}}, "deployment.prompt_tokens varies, but all"),
+    "whole": (
+        {"axes": {"serving": [COME, COME | {"limits": {"per_token_ms": 9}}]}, **ALONE},
+        "serving.limits varies, but all",
+    ),
     "users": ({"set": {"serving.arrivals": USERS}}, "requests do not come at a rate; take serving.arrivals that do"),
     "none": ({"axes": {"deployment.tensor": [3]}}, "no deployment can be. The first: deployment.tensor is 3"),
     "serving": ({"set": {"serving": None}, "axes": {"deployment.tensor": [1]}, "derived": {}}, "has no serving"),

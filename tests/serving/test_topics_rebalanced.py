@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from typer.testing import CliRunner
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_scenario
 from jaxmoe.errors import InputError
-from jaxmoe.experiment.serving import Serving
+from jaxmoe.experiment.rate_trials import RateTrials
 from jaxmoe.experiment.serving_inputs import serving_of
-from jaxmoe.methods.moentwine.balancing import Eplb
+from jaxmoe.methods.moentwine.balancing import Eplb, ShadowSlots
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.serving.gating import loads_of_layers
 from jaxmoe.serving.online.rebalancing import Rebalancing, experts_moved, imbalance
@@ -186,7 +187,7 @@ def test_loads_of_a_mixture_by_hand():
 def test_a_run_tells_its_moves_in_the_summary_the_table_the_timeline_and_the_page(scenario, tmp_path, monkeypatch):
     draw = np.zeros((8, 8, 3))
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: plt.imsave(path, draw, format="png"))
-    monkeypatch.setattr(Serving, "highest_rate", lambda *_: None)  # which takes long, with tables for every rate
+    monkeypatch.setattr(RateTrials, "highest", lambda *_: None)  # which takes long, with tables for every rate
     done = serve(scenario, *GIVEN, "--set", MOVES, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     told = json.loads((tmp_path / "out" / "summary.json").read_text())["rebalancing"]
@@ -215,6 +216,15 @@ def test_slower_links_make_the_same_moves_cost_more(scenario):
     for one, other in zip(fast.planned.moves, slow.planned.moves, strict=True):
         assert other.pause_s == pytest.approx(100 * one.pause_s)
     assert slow.at()[1].finish.mean() > fast.at()[1].finish.mean()
+
+
+def test_a_run_is_another_one_where_a_rule_has_other_hops_or_settings(rebalancing):
+    own, _ = rebalancing
+    near, far = (jnp.full((2, 2), hops) for hops in (1.0, 2.0))
+    rules = [ShadowSlots(near, 2), ShadowSlots(far, 2), ShadowSlots(near, 1), ShadowSlots(near, 2, "coldest"), Eplb()]
+    identities = [replace(own, rule=rule).identity for rule in rules]
+    assert len({*identities}) == len(rules)
+    assert replace(own, rule=ShadowSlots(near, 2)).identity == identities[0]
 
 
 def test_moentwines_balancers_leave_native_experts_where_they_are(scenario):

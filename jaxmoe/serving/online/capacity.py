@@ -39,6 +39,11 @@ def highest_rate(
         stride = min(stride**2, 2.0)
     else:
         return math.inf if rises else 0.0
+    return between(meets, low, high, tolerance)
+
+
+def between(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
+    """A rate from `low`, which meets limits, towards `high`, which does not: one within `tolerance` above does not."""
     while high / low > 1 + tolerance:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if meets(middle) else (low, middle)

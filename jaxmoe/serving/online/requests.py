@@ -1,6 +1,6 @@
 """Requests to serve: when each arrives, how long it is, and which blocks of its prompt others share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -47,3 +47,16 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.arrival)
+
+    def window(self, start: int, stop: int) -> "Requests":
+        """Requests from one to before another, on a clock that starts with the first."""
+        own, starts = slice(start, stop), self.prefix_starts[start : stop + 1]
+        return replace(
+            self,
+            arrival=self.arrival[own] - self.arrival[start],
+            prompt=self.prompt[own],
+            output=self.output[own],
+            prefix_starts=starts - starts[0] if len(starts) else starts,
+            prefix_blocks=self.prefix_blocks[starts[0] : starts[-1]] if len(starts) else self.prefix_blocks,
+            topic=self.topic[own],
+        )

@@ -35,7 +35,7 @@ from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
 
 LOG = 1 << 16  # steps that are logged at a time
-LOOK = 512  # steps after which a run is asked whether it goes on
+LOOK = 128  # steps after which a run is asked whether it goes on
 
 
 def serve(
