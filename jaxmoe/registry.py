@@ -135,9 +135,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
         """Entry points of installed packages by name. Raises `PartError` where two have the same name."""
         found: dict[str, EntryPoint] = {}
         for entry in _entry_points(self.group, tuple(sys.path)):
-            if entry.name in self._parts and self._of_package(entry) is self._parts[entry.name]:
-                continue  # its module registers it as well
             if entry.name in self._order:
+                if entry.name in self._parts and self._of_package(entry) is self._parts[entry.name]:
+                    continue  # its module registers it as well
                 raise PartError(
                     f"{self.kind} {entry.name!r} of {_package(entry)} has the name of one that is there already; "
                     f"rename or uninstall it"

@@ -6,7 +6,7 @@ Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 # Units keep their case in key names: GB and gb differ.
 # ruff: noqa: N815
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -147,13 +147,20 @@ class DieConfig(Section):
 
 
 class DieOverride(Section):
-    """Nodes whose dies differ from the others."""
+    """Nodes whose dies differ from the others: some by number, or all of a row or a column of a mesh."""
 
     # Strict mode would refuse the list that YAML gives; the entries stay strict.
-    nodes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] = Field(
+    nodes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] | None = Field(
+        default=None,
         description="the numbers of these nodes as a list, from 0 on; in a mesh row by row, as x times the second side "
         "plus y",
         examples=[[0, 8]],
+    )
+    row: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="in place of nodes, x of the row of a mesh whose dies these are", examples=[1]
+    )
+    column: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="in place of nodes, y of the column of a mesh whose dies these are", examples=[3]
     )
     compute_TFLOPs_per_s: Rate | None = Field(
         default=None,
@@ -168,6 +175,24 @@ class DieOverride(Section):
     memory_capacity_GB: Rate | None = Field(
         default=None, description="the memory of each of them in GB, or null for that of the others", examples=[4]
     )
+
+    @model_validator(mode="after")
+    def _says_which(self) -> "DieOverride":
+        given = {"nodes": self.nodes, "row": self.row, "column": self.column}
+        stated = [key for key, value in given.items() if value is not None]
+        if len(stated) != 1:
+            remedy = "Write the numbers of these nodes as a list, or the number of a row or a column"
+            raise RuleError((), stated, "nodes, or row, or column", remedy)
+        return self
+
+    def nodes_in(self, shape: tuple[int, int] | None) -> tuple[int, ...]:
+        """These nodes by number; those of a row or column are of a mesh of this shape."""
+        if self.nodes is not None:
+            return self.nodes
+        rows, columns = cast(tuple[int, int], shape)
+        if self.row is not None:
+            return tuple(range(self.row * columns, (self.row + 1) * columns))
+        return tuple(range(cast(int, self.column), rows * columns, columns))
 
 
 class MemoryConfig(Section):

@@ -147,7 +147,14 @@ def _nearby(path: Path) -> str:
         return f"There is no folder {label_of(path.parent)} either; check the path."
     names = sorted(file.name for file in path.parent.glob("*.yaml"))
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]}?" if close else f"YAML files there: {', '.join(names) or 'none'}."
+    if close:
+        return f"Did you mean {close[0]}?"
+    there = f"YAML files there: {', '.join(names) or 'none'}."
+    if path.suffix:
+        return there
+    ours = difflib.get_close_matches(path.name, [*shipped_names("scenarios"), *shipped_names("hardware")], n=1)
+    guess = f"Did you mean {ours[0]}? " if ours else ""
+    return f"{guess}{there} What ships is named by jaxmoe list scenarios and jaxmoe list machines."
 
 
 # A file may be another one, its base, with some keys of its own.
@@ -180,13 +187,23 @@ def _bases(path: Path, read: Callable[[Path], dict[str, object]]) -> Iterator[tu
         place = f"{label_of(path)}: base is {base!r}"
         if not isinstance(base, str) or not base:
             raise ConfigError(f"{place}; expected the path of a file from {label_of(path.parent)}. Correct it.")
-        path = Path(os.path.abspath(path.parent / Path(base).expanduser()))
+        path = _base_of(path, base)
         if path in seen:
             circle = " -> ".join(label_of(file) for file in (*seen[seen.index(path) :], path))
             raise ConfigError(f"{place}; but files cannot be their own base: {circle}. Leave one of the bases out.")
         if not os.path.isfile(path):  # unlike the method, no error for a name that is too long
-            raise ConfigError(f"{place}; there is no file {label_of(path)}. {_nearby(path)}")
+            ours = shipped_by_name(Path(base).stem)
+            named = f"Write base: {Path(base).stem} for the one that ships with jaxmoe." if ours else _nearby(path)
+            raise ConfigError(f"{place}; there is no file {label_of(path)}. {named}")
         seen.append(path)
+
+
+def _base_of(path: Path, base: str) -> Path:
+    """The file that a base stands for: a path from the folder of the file that has it, or a name there or shipped."""
+    at = Path(os.path.abspath(path.parent / Path(base).expanduser()))
+    named = (at, at.with_name(f"{at.name}.yaml"))
+    own = next((file for file in named if os.path.isfile(file) and file != path), None)
+    return own or shipped_by_name(base) or at
 
 
 def _merge(draft: Draft, at: tuple[str, ...], content: dict[str, object], source: ConfigSource) -> None:
@@ -235,6 +252,12 @@ def shipped_names(folder: str) -> dict[str, Path]:
     """The shipped files of a folder by the names that find them, such as `hd_moe/mixtral-8x7b_4x4_5TFLOPs_50GBps`."""
     top = shipped() / folder
     return {file.relative_to(top).as_posix().removesuffix(".yaml"): file for file in sorted(top.rglob("*.yaml"))}
+
+
+def shipped_by_name(name: str) -> Path | None:
+    """The shipped machine, model, workload or scenario of this name; `None` where there is none."""
+    places = (shipped() / folder / f"{name}.yaml" for folder in ("hardware", "models", "scenarios", "workloads"))
+    return next((place for place in places if os.path.isfile(place)), None)
 
 
 def comment_of(path: Path) -> str:

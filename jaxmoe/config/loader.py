@@ -48,10 +48,9 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario in a YAML file, given by its path or by the name of a shipped one. Raises `ConfigError`.
 
     `hardware`, `model` and `workload` are mappings or names of files: NAME stands for `hardware/NAME.yaml`
-    (`models/`, `workloads/`) in the nearest folder above the scenario that has it, or else for a shipped one. `model`
-    may also be the path of a .yaml or .json file, from the folder of the file
-    that has it, or with `--set` from the working folder; a .json file, or one with a key `model_type`, is read as a
-    config.json of Hugging Face.
+    (`models/`, `workloads/`) in the nearest folder above the scenario that has it, or else for a shipped one. They may
+    also be the path of a .yaml file, from the folder of the file that has it, or with `--set` from the working folder.
+    `model` may be that of a .json file; it, or one with a key `model_type`, is read as a config.json of Hugging Face.
 
     `overrides` are texts `key.path=value`, the value in YAML. Shorter key paths are applied first, then the
     order is as given. So `hardware=nmp_8x8` swaps the file, `hardware.link.bandwidth_GB_per_s=75` reaches
@@ -185,8 +184,8 @@ def _resolve(draft: Draft, key: str, folder: str, scenario: Path, given: Mapping
     """
     part = draft.get(key)
     if isinstance(part, str):
-        is_path = key == "model" and part.endswith((".yaml", ".json"))
-        file = _at_path(draft, key, part) if is_path else _find(draft, key, part, folder, scenario)
+        is_path = part.endswith((".yaml", ".yml", ".json") if key == "model" else (".yaml", ".yml"))
+        file = _at_path(draft, key, part, folder) if is_path else _find(draft, key, part, folder, scenario)
         draft.put((key,), {}, ConfigSource(label_of(file), file.parent, depth=1))
         put_file(draft, (key,), file, _model_reader(given) if key == "model" else read_formatted)
     elif isinstance(part, dict):
@@ -214,14 +213,14 @@ def _model_reader(given: Mapping[str, object]) -> Callable[[Path], dict[str, obj
     return read
 
 
-def _at_path(draft: Draft, key: str, path: str) -> Path:
+def _at_path(draft: Draft, key: str, path: str, names: str) -> Path:
     """The file at a path that starts where it was written."""
     folder = draft.source((key,)).folder
     file = Path(os.path.abspath(folder / Path(path).expanduser()))
     if not file.is_file():
         raise ConfigError(
             f"{draft.place((key,))} is {path!r}; expected the path of a file from {label_of(folder)}, and there is "
-            f"none at {label_of(file)}. Correct the path, or write the name of a file in models/."
+            f"none at {label_of(file)}. Correct the path, or write the name of a file in {names}/."
         )
     return file
 
@@ -235,7 +234,8 @@ def _find(draft: Draft, key: str, name: str, folder: str, scenario: Path) -> Pat
         if name in names:
             return names[name]
     place = f"{draft.place((key,))} is {name!r}"
-    close = difflib.get_close_matches(name, [*own, *ours], n=1)
+    last = name.rpartition("/")[2].lower()  # of a name at Hugging Face
+    close = [near for said in (name, last) for near in difflib.get_close_matches(said, [*own, *ours], n=1)]
     guess = f"Did you mean {close[0]}? " if close else ""
     if own:
         there = label_of(next(iter(own.values())).parent)

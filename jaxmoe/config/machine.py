@@ -192,15 +192,19 @@ class HardwareConfig(OpenSection):
     def own_of_dies(self, key: str) -> dict[int, float]:
         """The numbers at a key of `die` that single nodes have of their own, by node."""
         return {
-            node: value for entry in self.dies for node in entry.nodes if (value := getattr(entry, key)) is not None
+            node: value
+            for entry in self.dies
+            if (value := getattr(entry, key)) is not None
+            for node in entry.nodes_in(getattr(self, "mesh_shape", None))
         }
 
     @model_validator(mode="after")
     def _dies_are_of_nodes(self) -> "HardwareConfig":
         seen: set[int] = set()
         for index, entry in enumerate(self.dies):
+            self._check_line(index, entry)
             where, nodes = ("dies", index, "nodes"), self.num_nodes
-            for node in entry.nodes:
+            for node in entry.nodes_in(getattr(self, "mesh_shape", None)):
                 if node >= nodes:
                     raise RuleError(where, node, f"a number below the {nodes} nodes", f"Write 0 to {nodes - 1}")
                 if node in seen:
@@ -210,12 +214,22 @@ class HardwareConfig(OpenSection):
             if entry.compute_TFLOPs_per_s is not None and gemm is not None and gemm.kind in ("measured", "fitted"):
                 key, expected = "compute_TFLOPs_per_s", "no rate where die.gemm has measured times, which hold for all"
                 raise RuleError(("dies", index, key), entry.compute_TFLOPs_per_s, expected, "Leave it out, or die.gemm")
-            for key in type(entry).model_fields.keys() - {"nodes"}:
+            for key in type(entry).model_fields.keys() - {"nodes", "row", "column"}:
                 value = getattr(entry, key)
                 if value is not None and getattr(self.die, key, None) is None:
                     expected = f"no value where die.{key} is null"
                     raise RuleError(("dies", index, key), value, expected, f"Write die.{key} as well, or remove it")
         return self
+
+    def _check_line(self, index: int, entry: DieOverride) -> None:
+        """Refuse a row or column that the machine does not have."""
+        shape = getattr(self, "mesh_shape", None)
+        for key, line, side in (("row", entry.row, 0), ("column", entry.column, 1)):
+            if line is not None and shape is None:
+                raise RuleError(("dies", index, key), line, "no value but for a mesh", "Write nodes in its place")
+            if line is not None and line >= shape[side]:
+                of = f"a {key} of the {shape[0]}x{shape[1]} mesh"
+                raise RuleError(("dies", index, key), line, of, f"Write one below {shape[side]}")
 
     @model_validator(mode="after")
     def _memory_is_told_once(self) -> "HardwareConfig":

@@ -216,12 +216,16 @@ class Scenario(Section):
     """Everything that one run needs."""
 
     name: Name = Field(default="unnamed", description="a name for tables", examples=["quickstart"])
-    hardware: HardwareConfig = Field(description="the name of a file in hardware/, or its content as a mapping")
+    hardware: HardwareConfig = Field(
+        description="the name of a file in hardware/, the path of a YAML file, or its content as a mapping"
+    )
     model: ModelConfig = Field(
         description="the name of a file in models/, the path of a YAML file or of a Hugging Face config.json, or the "
         "content of such a YAML file as a mapping"
     )
-    workload: WorkloadConfig = Field(description="the name of a file in workloads/, or its content as a mapping")
+    workload: WorkloadConfig = Field(
+        description="the name of a file in workloads/, the path of a YAML file, or its content as a mapping"
+    )
     costs: CostsConfig = Field(default=CostsConfig(), description="the costs of a token as a mapping")
     schedule: Annotated[str, AfterValidator(_schedule)] = Field(
         default="serial",

@@ -1,5 +1,6 @@
 """Files with a base: what they have of it, who is named in errors, and what cannot be; and shipped files by name."""
 
+import itertools
 import tomllib
 from pathlib import Path
 
@@ -118,7 +119,57 @@ def test_a_base_that_is_none_is_one_clear_error(tree, base, said):
     assert message(path, load=load_hardware) == f"{path}: {said.format(folder=path.parent)}"
 
 
+@pytest.mark.parametrize("base", ["mine", "mine.yaml"])
+def test_a_base_may_be_named_without_its_ending(tree, base):
+    path = tree / "hardware" / "child.yaml"
+    path.write_text(f"base: {base}\nname: mine\n")
+    assert load_hardware(path) == load_hardware(tree / "hardware" / "mine.yaml")
+
+
 # Shipped files.
+
+
+def test_a_shipped_file_is_a_base_by_its_name(tmp_path):
+    machine = tmp_path / "dojo_5x5.yaml"  # of the same name, which is not its own base
+    machine.write_text("base: dojo_5x5\nmesh_shape: [3, 5]\n")
+    found = load_hardware(machine)
+    assert (found.mesh_shape, found.link) == ((3, 5), load_hardware("dojo_5x5").link)
+    model = tmp_path / "model.yaml"
+    model.write_text("base: mixtral-8x7b\ntop_k: 1\n")
+    assert load_model(str(model), "--model").top_k == 1
+    machine.write_text("base: nmp_4x4.yaml\n")
+    assert message(machine, load=load_hardware).endswith("Write base: nmp_4x4 for the one that ships with jaxmoe.")
+
+
+def test_a_base_by_name_is_never_of_another_kind():
+    kinds = [{*files.shipped_names(folder)} for folder in ("hardware", "models", "scenarios")]
+    assert not any(one & other for one, other in itertools.combinations(kinds, 2))
+    assert files.shipped_by_name("quickstart") == files.shipped_names("scenarios")["quickstart"]
+
+
+def test_machine_and_workload_may_be_paths(tmp_path):
+    (tmp_path / "m.yaml").write_text("base: nmp_4x4\n")
+    (tmp_path / "w.yml").write_text("batch_tokens: 32\n")
+    (tmp_path / "s.yaml").write_text("hardware: m.yaml\nmodel: tiny\nworkload: w.yml\n")
+    scenario = load_scenario(tmp_path / "s.yaml")
+    assert (scenario.hardware.mesh_shape, scenario.workload.batch_tokens) == ((4, 4), 32)
+    (tmp_path / "s.yaml").write_text("hardware: n.yaml\nmodel: tiny\nworkload: w.yml\n")
+    said = message(tmp_path / "s.yaml")
+    assert "hardware is 'n.yaml'; expected the path of a file from" in said
+    assert said.endswith("Correct the path, or write the name of a file in hardware/.")
+
+
+def test_a_name_at_hugging_face_is_a_near_one():
+    with pytest.raises(ConfigError, match=r"Did you mean deepseek-v3\?"):
+        load_model("deepseek-ai/DeepSeek-V3", "--model")
+
+
+def test_an_unknown_scenario_is_told_with_where_names_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"Did you mean quickstart\?.*jaxmoe list scenarios"):
+        load_scenario("quickstrat")
+    with pytest.raises(ConfigError, match=r"nope: no such file\. YAML files there: none\. What ships is named by"):
+        load_scenario("nope")
 
 
 def test_shipped_files_are_found_by_name_from_anywhere(tmp_path, monkeypatch):

@@ -43,6 +43,17 @@ def test_single_dies_have_numbers_of_their_own(tree):
     np.testing.assert_allclose(machine.memory[0].bandwidth, np.full(6, 400e9), rtol=1e-6)
 
 
+def test_dies_of_a_row_or_a_column_follow_the_mesh(tree):
+    def flops(shape: str, line: str) -> list:
+        settings = [f"mesh_shape={shape}", f"dies=[{{{line}, compute_TFLOPs_per_s: 2.5}}]", "links=[]"]
+        machine = build_machine(load_hardware(tree / "hardware" / "mine.yaml", settings))
+        return (np.asarray(machine.die.flops) / 1e12).round(3).tolist()
+
+    assert flops("[2, 3]", "row: 1") == [5, 5, 5, 2.5, 2.5, 2.5]
+    assert flops("[3, 2]", "row: 1") == [5, 5, 2.5, 2.5, 5, 5]
+    assert flops("[2, 3]", "column: 1") == [5, 2.5, 5, 5, 2.5, 5]
+
+
 def test_limits_that_are_not_given_are_none(configs):
     machine = build_machine(load_hardware(configs / "hardware" / "nmp_4x4.yaml"))
     assert machine.memory == ()

@@ -174,6 +174,24 @@ BAD_FILES = {
         "dies: [{nodes: [0, 6], compute_TFLOPs_per_s: 2}]\nlinks:",
         ["dies.0.nodes is 6", "below the 6 nodes", "Write 0 to 5"],
     ),
+    "no row of dies": (
+        "hardware/mine.yaml",
+        "links:",
+        "dies: [{row: 2, compute_TFLOPs_per_s: 2}]\nlinks:",
+        ["dies.0.row is 2", "a row of the 2x3 mesh", "Write one below 2"],
+    ),
+    "dies of nothing": (
+        "hardware/mine.yaml",
+        "links:",
+        "dies: [{compute_TFLOPs_per_s: 2}]\nlinks:",
+        ["dies.0 is []", "nodes, or row, or column", "Write the numbers of these nodes"],
+    ),
+    "die of a row and by number": (
+        "hardware/mine.yaml",
+        "links:",
+        "dies: [{row: 0, compute_TFLOPs_per_s: 2}, {nodes: [1], memory_capacity_GB: 2}]\nlinks:",
+        ["dies.1.nodes is 1", "each node once", "Merge"],
+    ),
     "die twice": (
         "hardware/mine.yaml",
         "links:",

@@ -217,10 +217,6 @@ def test_a_path_without_a_file_is_named(tree, scenario_file):
     assert f"none at {tree / 'scenarios' / 'weights' / 'config.json'}. Correct the path" in said
 
 
-def test_only_a_model_may_be_a_path(scenario_file):
-    assert "expected the name of a file" in message(scenario_file, "hardware=mine.yaml")
-
-
 def test_no_more_layers_have_attention_than_there_are(whole_model, scenario_file):
     assert model_of(scenario_file, "model.attention_layers=7").num_attention_layers == 7
     said = message(scenario_file, "model.attention_layers=8")
