@@ -22,6 +22,7 @@ from mapping_search import MappingResult, anneal_mapping, tune_mapping
 from study import HERE, Row
 
 from jaxmoe.experiment.table import folder_of_tables, script_options
+from jaxmoe.experiment.table_age import code_of, record
 from jaxmoe.files import write_table
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
@@ -144,8 +145,10 @@ def main() -> None:
         rows.append(row)
         if row["tuned_layout"] == "flat" and float(str(row["tuned_over_best"])) < 1 - TIE:
             found += sorted(devices(case[0], layout), key=lambda device: int(str(device["node"])))
-    write_table(folder_of_tables(HERE, given) / "mapping.csv", rows, digits=6)
-    write_table(folder_of_tables(HERE, given) / "found.csv", found, digits=6)
+    for name, told in (("mapping", rows), ("found", found)):
+        path = folder_of_tables(HERE, given) / f"{name}.csv"
+        write_table(path, told, digits=6)
+        record(path, HERE, code_of(HERE), {"seed": 0}, whole=True)
     ratio = np.array([float(str(row["tuned_over_best"])) for row in rows])
     print(f"{len(rows)} cases: {(ratio < 1 - TIE).sum()} faster than the best known, {(ratio > 1 + TIE).sum()} slower")
 

@@ -1,0 +1,57 @@
+"""One command makes every table of a paper's study: no script is left out, and each gets options that it has."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from script_help import HelpServer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
+from remake import SCRIPTS, STUDIES, command
+
+sys.path.pop(0)
+WRITERS = ("make_tables(", "claims_script(")
+CASES = [(study, script) for study, scripts in SCRIPTS.items() for script in scripts]
+
+
+@pytest.mark.parametrize("study", SCRIPTS)
+def test_no_script_that_writes_tables_is_left_out(study):
+    scripts = {
+        path.stem for path in (STUDIES / study).glob("*.py") if any(each in path.read_text() for each in WRITERS)
+    }
+    assert scripts <= {*SCRIPTS[study]}
+
+
+@pytest.mark.parametrize("study", SCRIPTS)
+def test_verdicts_come_last(study):
+    assert SCRIPTS[study][-1] in ("claims", "study")
+
+
+@pytest.fixture(scope="module")
+def help_server():
+    server = HelpServer()
+    yield server
+    server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("study", "script"), CASES)
+def test_a_script_has_the_options_that_it_gets(help_server, study, script, tmp_path):
+    _, path, *given = command(study, script, tmp_path, tmp_path)
+    told = help_server.of(Path(path), tmp_path).stdout
+    assert all(option in told for option in given if option.startswith("--"))
+
+
+def test_list_tells_ages_and_makes_no_table(tmp_path):
+    done = subprocess.run(
+        [sys.executable, STUDIES / "remake.py", "camoe", "--list", "--out", tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_unknown_study_is_named():
+    done = subprocess.run([sys.executable, STUDIES / "remake.py", "nonsense"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr
