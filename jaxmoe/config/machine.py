@@ -225,9 +225,11 @@ class HardwareConfig(OpenSection):
         """Refuse a row or column that the machine does not have."""
         shape = getattr(self, "mesh_shape", None)
         for key, line, side in (("row", entry.row, 0), ("column", entry.column, 1)):
-            if line is not None and shape is None:
+            if line is None:
+                continue
+            if shape is None:
                 raise RuleError(("dies", index, key), line, "no value but for a mesh", "Write nodes in its place")
-            if line is not None and line >= shape[side]:
+            if line >= shape[side]:
                 of = f"a {key} of the {shape[0]}x{shape[1]} mesh"
                 raise RuleError(("dies", index, key), line, of, f"Write one below {shape[side]}")
 
