@@ -89,7 +89,8 @@ def search(
 
     if copies == 1:
         return problem, solved(problem)
-    return in_regions(problem, copies, tuning.seed, report).tuned(solved, tuning.seed)
+    tuned, result = in_regions(problem, copies, tuning.seed, report).tuned(solved, tuning.seed)
+    return replace(tuned, exchanges=problem.exchanges), result
 
 
 def tuned_strategies(inputs: Inputs, result: TuneResult, problem: PlacementProblem) -> list[Strategy]:

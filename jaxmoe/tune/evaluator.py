@@ -49,9 +49,9 @@ from jaxmoe.tune.settings import StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches of the final choice
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
-HYBRIDS_TRIED = 2  # complete hybrids that are tried there, the fastest
-LOOK_BATCHES = 2  # batches that rank them
-LOOK, FAR = 64, 1.05  # batches of a look at an exchange, and how much slower one is that is not looked at again
+LOOK_PART, FAR = 4, 1.05  # of these batches a look takes a fourth; what it finds so much slower is not looked at again
+HYBRIDS_TRIED = 2  # complete hybrids that are tried under any exchange on machines with many nodes, the fastest
+GLANCE_BATCHES = 2  # batches that rank them
 REBALANCE_BATCHES = 128  # over which work is divided anew, or as many as the linear programme may have
 LEAST_BATCHES = 4  # over fewer, work is not divided anew
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
@@ -142,45 +142,71 @@ class Evaluator:
                 self._merged[key] = self.problem.merged(self.selection.some(first, self._at_once), exchange)
             return self._merged[key]
 
+    @property
+    def look(self) -> int:
+        """How many batches are enough to tell what is far slower."""
+        return -(-self.selection.weight.shape[1] // LOOK_PART)
+
     def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
         """The plan with the best of these exchanges in every layer, on all selection batches or about so many.
 
         Exchanges that a look at some batches finds far slower are not tried on the others.
         """
+        near = self.near(plan, exchanges, self.look if batches is None else min(batches, self.look))
+        ranked = least(self._under(plan, near, batches))
+        if self._best_so_far is not None and self.fits(plan[:, None]).all():
+            self._best_so_far.offer(PlanSoFar(self.problem, plan, ranked.seconds, ranked.exchange))
+        return ranked
+
+    def near(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int) -> dict[str, AbstractExchange]:
+        """Those of the exchanges under which the plan is not far slower than under the best of them, in any layer."""
+        looks = self._under(plan, exchanges, batches)
+        most = least(looks).seconds * FAR
+        return {
+            name: exchanges[name] for name, look in zip(exchanges, looks, strict=True) if (look.seconds <= most).any()
+        }
+
+    def _under(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None) -> list[Ranked]:
+        """The plan under each of these exchanges, on all selection batches or about so many."""
         share = plan.astype(np.float32)
         alike = share.tobytes()  # strategies often agree
 
-        def under(name: str, batches: int | None) -> Ranked:
+        def under(name: str) -> Ranked:
             known = self._known.setdefault((alike, name), [])
             for part in range(len(known), self._parts(batches)):
                 known.append(self._part_seconds(share, exchanges[name], part))
             seconds = np.concatenate(known[: self._parts(batches)], axis=1)
             return Ranked(plan, self.problem.aim.of(seconds), np.full(len(plan), name, object), seconds)
 
-        looks = dict(zip(exchanges, side_by_side(lambda name: under(name, batches or LOOK), exchanges), strict=True))
-        most = least(looks.values()).seconds * FAR
-        near = [name for name, look in looks.items() if (look.seconds <= most).any()]
-        ranked = least(side_by_side(lambda name: under(name, batches), near))
-        if self._best_so_far is not None and self.fits(plan[:, None]).all():
-            self._best_so_far.offer(PlanSoFar(self.problem, plan, ranked.seconds, ranked.exchange))
-        return ranked
+        return list(side_by_side(under, exchanges))
+
+    @cached_property
+    def looks(self) -> dict[str, Ranked]:
+        """Every strategy that ships with jaxmoe and fits, by name, under its best exchange in a look at every layer."""
+        return {name: self.under_best(plan, options, self.look) for name, (plan, options) in self._options.items()}
 
     @cached_property
     def strategies(self) -> dict[str, Ranked]:
-        """Every strategy that ships with jaxmoe and fits, by name, under its best exchange in every layer."""
-        able = self._able
-        named = {each.name: self._exchanges(each) for each in able}
-        # All hybrids run under their own rings; on machines with many nodes only the best few under any exchange.
-        own = {name: {key: of[key] for key in of if of[key].groups > 1} or of for name, of in named.items()}
-        ranked = {each.name: self.under_best(each.share.astype(float), own[each.name]) for each in able}
-        hybrids = [name for name in ranked if own[name] != named[name]]
+        """Those of `looks` that are not far slower than the fastest of any layer, on all selection batches."""
+        most = least(self.looks.values()).seconds * FAR if self.looks else np.zeros(0)
+        near = [name for name, look in self.looks.items() if (look.seconds <= most).any()]
+        return {name: self.under_best(*self._options[name]) for name in near}
+
+    @cached_property
+    def _options(self) -> dict[str, tuple[Plan, dict[str, AbstractExchange]]]:
+        """The plans of strategies that fit, and the exchanges under which each is tried.
+
+        All hybrids run under their own rings; on machines with many nodes only the best few under any exchange.
+        """
         gathers = self.problem.gathers
+        options = {each.name: (each.share.astype(float), self._exchanges(each)) for each in self._able}
+        hybrids = [name for name, (_, named) in options.items() if any(of.groups > 1 for of in named.values())]
         if self.problem.num_nodes > MANY_NODES:  # to save time
-            seen = {name: self.under_best(ranked[name].plan, gathers, LOOK_BATCHES).seconds.mean() for name in hybrids}
-            hybrids = sorted(hybrids, key=seen.__getitem__)[:HYBRIDS_TRIED]
-        for name in hybrids:
-            ranked[name] = least([ranked[name], self.under_best(ranked[name].plan, gathers)])
-        return ranked
+            seen = {name: self.under_best(options[name][0], gathers, GLANCE_BATCHES).seconds.mean() for name in hybrids}
+            for name in sorted(hybrids, key=seen.__getitem__)[HYBRIDS_TRIED:]:
+                plan, named = options[name]
+                options[name] = plan, {key: of for key, of in named.items() if of.groups > 1}
+        return options
 
     @property
     def hybrids(self) -> list[Shipped]:
@@ -190,7 +216,7 @@ class Evaluator:
 
     @property
     def shipped(self) -> Ranked | None:
-        """The fastest of `strategies` in every layer; `None` where none fits."""
+        """The fastest strategy that ships in every layer; `None` where none fits."""
         return least(self.strategies.values()) if self.strategies else None
 
     @cached_property

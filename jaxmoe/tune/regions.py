@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jaxmoe.placement.regions import all_regions, regions_named
 from jaxmoe.tune.evaluator import Evaluator
@@ -10,7 +10,7 @@ from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.results import Progress, TuneResult, silent
 from jaxmoe.tune.settings import StopSwitch
 
-LOOK_BATCHES = 16  # on which plans of regions are compared
+LOOK_BATCHES = 64  # among which plans of regions are compared: as many as the programs of the search take at once
 SERVED_BY: tuple[Literal["home", "least_work"], ...] = ("home", "least_work")
 
 
@@ -46,21 +46,37 @@ class RegionProblems:
 def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Progress = silent) -> RegionProblems:
     """The problem with so many regions, under every cut and rule.
 
+    Exchanges that are far slower for the best plans under the first rule, whatever the cut, are left out from then on.
     Raises `PlanError` where so many do not divide the machine, or their copies do not fit the memory.
     """
-    cuts = region_cuts(problem, copies)
-    problems = [replace(problem, regions=cut, served_by=rule) for rule in SERVED_BY for cut in cuts]
+    cuts, exchanges, looks = region_cuts(problem, copies), problem.exchanges, list[_Look]()
     with StopSwitch() as stop:
-        looks = []
-        for number, each in enumerate(problems):
-            progress("regions", number, len(problems))
-            looks.append(_look(Evaluator(each, seed, stop, progress, LOOK_BATCHES)))
-    dealt, best = ([look[kind] for look in looks] for kind in (0, 1))
-    return RegionProblems(problems[dealt.index(min(dealt))], problems[best.index(min(best))])
+        for rule in SERVED_BY:
+            for cut in cuts:
+                progress("regions", len(looks), len(SERVED_BY) * len(cuts))
+                each = replace(problem, regions=cut, served_by=rule, exchanges=exchanges)
+                looks.append(_look(Evaluator(each, seed, stop, progress, LOOK_BATCHES)))
+            near = {name for look in looks for name in look.near}
+            exchanges = tuple(name for name in exchanges if name in near or name not in problem.gathers)
+    dealt, best = (min(looks, key=of_kind).problem for of_kind in (lambda look: look.dealt, lambda look: look.best))
+    searched = replace(dealt, exchanges=exchanges)
+    return RegionProblems(searched, searched if best is dealt else replace(best, exchanges=exchanges))
 
 
-def _look(evaluator: Evaluator) -> tuple[float, float]:
-    """Mean seconds of the fastest plan that deals experts inside of regions, and of the fastest of all."""
-    seconds = {name: float(ranked.seconds.mean()) for name, ranked in evaluator.strategies.items()}
-    dealt = [each for name, each in seconds.items() if regions_named(name).inside != "tp"]
-    return min(dealt, default=float("inf")), min(seconds.values(), default=float("inf"))
+class _Look(NamedTuple):
+    """What a look at the plans of a cut and a rule finds: mean seconds, and exchanges worth another look."""
+
+    problem: PlacementProblem
+    dealt: float  # of the fastest plan that deals experts inside of regions
+    best: float  # of the fastest of all
+    near: set[str]  # exchanges under which one of these two is not far slower than under its best; all without plans
+
+
+def _look(evaluator: Evaluator) -> _Look:
+    gathers = evaluator.problem.gathers
+    seconds = {name: float(look.seconds.mean()) for name, look in evaluator.looks.items()}
+    dealt = {name: each for name, each in seconds.items() if regions_named(name).inside != "tp"}
+    fastest = {min(kind, key=kind.__getitem__) for kind in (dealt, seconds) if kind}
+    near = [evaluator.near(evaluator.looks[name].plan, gathers, evaluator.look) for name in fastest] or [gathers]
+    least = (min(kind.values(), default=float("inf")) for kind in (dealt, seconds))
+    return _Look(evaluator.problem, *least, set().union(*near))

@@ -20,7 +20,7 @@ from jaxmoe.relax import geometric
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
-from jaxmoe.tune.evaluator import LOOK, Evaluator
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.gradient_free import random_starts
 from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.results import Groups, History, Plans, Progress, Ranked, Scores, TuneResult, best, better, silent
@@ -111,8 +111,8 @@ class _Run:
     def gathering(self) -> AbstractExchange:
         """The exchange for plans that gather: the best for plans without preference."""
         gathers = self.problem.gathers
-        start = random_starts(self.evaluator, 1, self.settings.seed)
-        scores = side_by_side(lambda each: self.evaluator.score(start, each, LOOK).mean(), gathers.values())
+        start, look = random_starts(self.evaluator, 1, self.settings.seed), self.evaluator.look
+        scores = side_by_side(lambda each: self.evaluator.score(start, each, look).mean(), gathers.values())
         seconds: dict[str, float] = {}
         self.evaluator.progress("exchanges", 0, len(gathers))
         for name, score in zip(gathers, scores, strict=True):
@@ -131,16 +131,25 @@ class _Run:
         return groups_of(hybrid.rings, self.problem.model.machine.topology)
 
     def dealt(self, exchange: AbstractExchange) -> _Candidates:
-        """Whole experts dealt by load to the groups of the `descent_cuts` best cuts of every layer, best first."""
+        """Whole experts dealt by load to the groups of the `descent_cuts` best cuts of every layer, best first.
+
+        A look at some batches tells which cuts these are.
+        """
         problem, hybrids = self.problem, self.evaluator.hybrids if self.settings.descent_cuts else []
         (layers, experts), nodes = problem.frequency.shape, problem.num_nodes
         if not hybrids:
             return _Candidates(np.zeros((layers, 0, experts, nodes)), self.nodes(0), np.zeros((layers, 0)))
         plans = np.stack([each.share for each in hybrids], axis=1).astype(float)
         group = np.stack([self.group(each) for each in hybrids])
-        scores = np.where(self.evaluator.fits(plans), self.evaluator.score(plans, exchange), np.inf)
-        every = _Candidates(plans, np.broadcast_to(group, (layers, *group.shape)), scores)
-        return every.best(self.settings.descent_cuts)
+
+        def scored(plans: Plans, batches: int | None = None) -> Scores:
+            return np.where(self.evaluator.fits(plans), self.evaluator.score(plans, exchange, batches), np.inf)
+
+        looks = scored(plans, self.evaluator.look)
+        near = _Candidates(plans, np.broadcast_to(group, (layers, *group.shape)), looks).best(
+            self.settings.descent_cuts
+        )
+        return near._replace(scores=scored(near.plans)).best(self.settings.descent_cuts)
 
     def cuts(self, dealt: _Candidates) -> _Candidates:
         """Groups of every restart, nodes and the best cuts of the layer in turn, and the plans that starts lean to.
@@ -226,7 +235,7 @@ class _Run:
     def hybrids(self) -> list[Ranked]:
         """The best complete hybrids, if rings serve them best, with the experts of each group improved by moves."""
         made, topology = [], self.problem.model.machine.topology
-        named = {each.name: self.evaluator.strategies[each.name] for each in self.evaluator.hybrids}
+        named = {each.name: self.evaluator.looks[each.name] for each in self.evaluator.hybrids}
         fastest = sorted(named, key=lambda name: named[name].seconds.mean())[: self.settings.hybrid_cuts]
         for shipped in self.evaluator.hybrids:
             if shipped.name not in fastest or self.evaluator.stop.reason:

@@ -91,8 +91,8 @@ def shipped_even(problem: PlacementProblem) -> Found:
     topology, gathers = problem.model.machine.topology, tuple(problem.gathers)
     even = [each.name for each in shipped_strategies(problem.frequency, topology, gathers, SEED)]
     with StopSwitch() as stop:
-        strategies = Evaluator(problem, SEED, stop).strategies
-    best = least([strategies[name] for name in even if name in strategies])
+        looks = Evaluator(problem, SEED, stop).looks
+    best = least([looks[name] for name in even if name in looks])
     return Found(problem, best.plan, str(best.exchange[0]))
 
 

@@ -65,9 +65,9 @@ def test_alike_nodes_have_exactly_equal_paces_and_a_dead_one_hardly_any():
 
 def test_uneven_nodes_are_offered_plans_by_pace():
     with StopSwitch() as stop:
-        names = set(Evaluator(small_problem(), 0, stop).strategies)
+        names = set(Evaluator(small_problem(), 0, stop).looks)
         alike = with_machine(small_problem(), flops=np.full(NODES, 3e9, np.float32))
-        even = set(Evaluator(alike, 0, stop).strategies)
+        even = set(Evaluator(alike, 0, stop).looks)
     assert names - even == {name for name in names if name.endswith("_by_pace")} != set()
 
 

@@ -78,7 +78,7 @@ def test_regions_are_what_a_plan_of_copies_competes_with():
     problem = in_regions(small_problem(), 2, 0).shipped
     assert problem.regions in region_cuts(small_problem(), 2) == [(1, 2), (2, 1)]
     with StopSwitch() as stop:
-        seen = Evaluator(problem, 0, stop).strategies
+        seen = Evaluator(problem, 0, stop).looks
     cut = "x".join(map(str, problem.regions))
     assert set(seen) == {f"regions_{cut}_tp", f"regions_{cut}_ep"}  # a region of two nodes has no other groups
     of_cut = shipped_regions(
@@ -87,6 +87,41 @@ def test_regions_are_what_a_plan_of_copies_competes_with():
     rings = {each.name: each.exchanges for each in of_cut}
     assert rings[f"regions_{cut}_tp"] == (f"rings_{cut}_both_ways", "least_loaded")
     assert rings[f"regions_{cut}_ep"] == ("least_loaded",)
+
+
+def test_the_cuts_and_rules_are_those_of_a_loop_over_all(monkeypatch):
+    monkeypatch.setattr(evaluator, "at_once", lambda nodes: 2)  # so that a look has two batches of eight
+    plain = small_problem(exchanges=("random_host", "corner_host", "ring_both_ways"))
+    topology, dealt, every = plain.model.machine.topology, {}, {}
+    for rule in ("home", "least_work"):
+        for cut in region_cuts(plain, 2):
+            problem = replace(plain, regions=cut, served_by=rule)
+            search, batches = local_search.search_of(problem), Evaluator(problem, 0, StopSwitch()).selection
+            for each in shipped_regions(cut, problem.expert_frequency, topology, tuple(problem.gathers)):
+                for name in each.exchanges:
+                    exchange = problem.gathers.get(name) or build_exchange(name, topology)
+                    seconds = local_search.seconds_of_all(search, jnp.asarray(each.share), batches, exchange).mean()
+                    every[rule, cut, each.name, name] = float(seconds)
+                    dealt |= {} if each.name.endswith("tp") else {(rule, cut, each.name, name): float(seconds)}
+    found = in_regions(plain, 2, 0)
+    for problem, seconds in ((found.searched, dealt), (found.shipped, every)):
+        rule, cut, _, name = min(seconds, key=seconds.__getitem__)
+        assert (problem.served_by, problem.regions) == (rule, cut)
+        assert name in {**problem.gathers, **problem.hybrids}
+
+
+def test_exchanges_that_are_far_slower_are_left_out_after_the_first_rule(monkeypatch):
+    plain = small_problem(exchanges=("random_host", "ring_both_ways"))
+    seconds, rules = {"lowest_host": 1.0, "random_host": 1.2, "rings_1x2_both_ways": 2, "rings_2x1_both_ways": 2}, {}
+
+    def part_seconds(run, share, exchange, part):
+        rules.setdefault(exchange.name, set()).add(run.problem.served_by)
+        return np.full((LAYERS, run._at_once), seconds[exchange.name])
+
+    monkeypatch.setattr(Evaluator, "_part_seconds", part_seconds)
+    assert in_regions(plain, 2, 0).searched.exchanges == ("ring_both_ways",)
+    assert rules["random_host"] == {"home"}
+    assert rules["lowest_host"] == {"home", "least_work"}
 
 
 def test_what_is_returned_is_legal_and_no_slower_than_any_region():

@@ -16,6 +16,7 @@ from small_problem import LAYERS, SETTINGS, SHAPE, small_problem
 from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
+from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
@@ -272,7 +273,6 @@ def test_times_of_parts_of_the_batches_join_to_those_of_all():
 
 def test_an_exchange_that_is_far_slower_is_looked_at_alone(monkeypatch):
     monkeypatch.setattr(evaluator, "at_once", lambda nodes: 2)
-    monkeypatch.setattr(evaluator, "LOOK", 2)
     problem = small_problem(exchanges=("random_host",))
     run, asked = Evaluator(problem, 0, StopSwitch()), []
     seconds = {"lowest_host": 1.0, "random_host": 1.2}
@@ -287,6 +287,19 @@ def test_an_exchange_that_is_far_slower_is_looked_at_alone(monkeypatch):
     rest = [("lowest_host", part) for part in range(1, run._parts(None))]
     assert rest
     assert sorted(asked) == sorted([(name, 0) for name in seconds] + rest)
+
+
+def test_the_best_shipped_strategy_is_that_of_a_loop_over_all_batches(monkeypatch):
+    monkeypatch.setattr(evaluator, "at_once", lambda nodes: 2)  # so that a look has two batches of eight
+    problem = small_problem(exchanges=("random_host", "reduce_scatter", "rings"))
+    run, topology, least = Evaluator(problem, 0, StopSwitch()), problem.model.machine.topology, np.full(LAYERS, np.inf)
+    for each in shipped_strategies(problem.frequency, topology, tuple(problem.gathers), 0, problem.pace):
+        able = {name for name in each.exchanges if name in problem.gathers or name in problem.hybrids}
+        for exchange in (problem.gathers.get(name) or build_exchange(name, topology) for name in able):
+            seconds = evaluate(problem.model, jnp.asarray(each.share), run.selection, exchange).mean
+            least = np.minimum(least, np.asarray(seconds))
+    np.testing.assert_allclose(run.shipped.seconds, least, rtol=1e-5)
+    assert set(run.strategies) < set(run.looks)
 
 
 def test_uneven_work_is_divided_anew_and_even_work_is_not(monkeypatch):
