@@ -65,6 +65,7 @@ def _scenarios() -> Iterator[Line]:
         told = read_with_base(file)
         system = told.get("system")
         runs = f"simulate: {system['name']}" if isinstance(system, dict) else "tune, evaluate"
+        runs = "serve, evaluate --phase" if "serving" in told else f"{runs} --phase" if "deployment" in told else runs
         yield name, f"{runs}; {told['model']} on {told['hardware']}. {comment_of(file)}".rstrip()
 
 

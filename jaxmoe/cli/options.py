@@ -8,8 +8,20 @@ import typer
 from jaxmoe.methods.settings import STATEMENTS
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The scenario, a YAML file.", show_default=False)]
+
+
+def _folder(text: str) -> Path:
+    """The folder of a text that may not be empty, as a shell makes of a variable that is not set."""
+    if not text:
+        raise typer.BadParameter("is empty; give a folder, or . for this one")
+    return Path(text)
+
+
 Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="The folder for results; made if need be.", show_default=False)
+    Path,
+    typer.Option(
+        "--out", metavar="DIR", parser=_folder, help="The folder for results; made if need be.", show_default=False
+    ),
 ]
 OutOrNone = Annotated[
     Path | None,

@@ -15,6 +15,7 @@ from jaxmoe.config import ModelConfig, build_machine, build_model, build_topolog
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.slot_plans import (
     balance,
+    check_slots,
     checks,
     layers_in,
     loads_for,
@@ -61,6 +62,7 @@ def place(
             windows, ids = windows_of(loads, model)
             moe = None if model is None else build_model(load_model(model, "--model"))
             ids = ids if moe is None else layers_in(moe, ids, windows.shape[2], loads)
+            check_slots(slots, placed_ranks, windows.shape[2], repeats)
         with clock.stage("place"):
             placed = placed_for(windows, ids, moe, slots, placed_ranks, nodes, repeats, fast)
         target = folder.target("placement" + suffix_of_engine(to))

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxmoe.cli.early_end import last_words
+from jaxmoe.progress import on_stage
 
 if TYPE_CHECKING:
     from jaxmoe.experiment.stage_timer import Report
@@ -49,7 +50,10 @@ def progress_lines(quiet: bool) -> Iterator[None]:
         while not done.wait(LINE_EVERY_S):
             console.print(escape(f"{time.monotonic() - start:.0f} s: {shown.at}"))
 
-    before = _shown.set(shown)
+    def begin(stage: str) -> None:
+        shown.at = stage
+
+    before, heard = _shown.set(shown), on_stage.set(begin)
     teller = threading.Thread(target=tell, daemon=True)
     if not (quiet or console.is_terminal):
         teller.start()
@@ -60,6 +64,7 @@ def progress_lines(quiet: bool) -> Iterator[None]:
         if teller.is_alive():
             teller.join()
         _shown.reset(before)
+        on_stage.reset(heard)
 
 
 @contextmanager

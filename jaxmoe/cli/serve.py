@@ -14,7 +14,7 @@ from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import Scenario, load_scenario, resolved
 from jaxmoe.config.serving import RandomArrivals
 from jaxmoe.experiment.rate_trials import RateTrials
-from jaxmoe.experiment.serving import Serving, answers, check_drains, moves_told
+from jaxmoe.experiment.serving import Serving, answers, check_drains, ends_late, moves_told
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
@@ -73,7 +73,7 @@ def run(
     if report["binds"]:
         _print_binds(report)
     _print_rate(serving, highest, forbids)
-    print_warnings(_notes(serving, requests, served))
+    print_warnings(_notes(serving, requests, served, report))
 
 
 def _report(
@@ -93,13 +93,19 @@ def _report(
     }
 
 
-def _notes(serving: Serving, requests: Requests, served: Served) -> list[str]:
+def _notes(serving: Serving, requests: Requests, served: Served, report: dict[str, Any]) -> list[str]:
     most, notes = drained_rate(served), []
     if served.steps is None:
         notes = [
             f"steps, and times between tokens, of {requests.output.sum():,} tokens are not kept; take requests of "
             f"{MOST_TOKENS:,} at most to see them"
         ]
+    if ends_late(report):
+        notes.append(
+            f"what is served is over the {digits(report['span_s'])} s until the last answer, and requests come for "
+            f"{digits(len(requests) / report['sent_per_s'])} s; with more of them (serving.arrivals.requests) it nears "
+            "what comes"
+        )
     if most is None:
         return notes
     return [*notes, f"the queue grows as long as requests come: these engines drain {digits(most)} requests/s"]

@@ -11,7 +11,7 @@ from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import load_scenario, resolved
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.metrics import Row
-from jaxmoe.experiment.serving import COLUMNS, Serving, answers, row_of
+from jaxmoe.experiment.serving import COLUMNS, Serving, answers, ends_late, row_of
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
@@ -103,7 +103,12 @@ def _draw(folder: OutputFolder, name: str, serving: Serving, rows: Sequence[Row]
 
 def _print(name: str, serving: Serving, rows: Sequence[Row]) -> None:
     heads = ("served\n/s", "in limits\n/s", "first token\np50, ms", "\np99, ms", "per token\np50, ms", "\np99, ms")
-    caption = "rates that do not drain have a star" if not all(row["drains"] for row in rows) else None
+    late = "served/s are over the time until the last answer: with few requests below the rate"
+    told = {
+        "rates that do not drain have a star": not all(row["drains"] for row in rows),
+        late: any(map(ends_late, rows)),
+    }
+    caption = "; ".join(note for note, holds in told.items() if holds) or None
     table = new_table(f"{name}: {len(serving.requests)} requests", "rate\n/s", heads, caption)
     for row in rows:
         waits = [row[f"{wait}_{at}_s"] for wait in ("first_token", "per_token") for at in ("p50", "p99")]

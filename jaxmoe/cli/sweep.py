@@ -114,7 +114,7 @@ def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: 
     """Write and print elasticities, or say why there are none: the rest of the sweep is sound without them."""
     folder.target(ELASTICITIES)
     try:
-        with _bar(interrupts) as report:
+        with _bar(interrupts, "slopes of points") as report:
             answers = worth(sweep.space, sweep.points, report)
     except SweepError as error:
         print_warnings([f"no elasticities: {error}"])
@@ -125,8 +125,8 @@ def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: 
 
 
 @contextmanager
-def _bar(interrupts: Interrupts) -> Iterator[Report]:
-    """Points done, their rate and the time left, on a terminal; every report checks for Ctrl-C."""
+def _bar(interrupts: Interrupts, what: str = "points") -> Iterator[Report]:
+    """How many of `what` are done, their rate and the time left, on a terminal; every report checks for Ctrl-C."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -136,11 +136,11 @@ def _bar(interrupts: Interrupts) -> Iterator[Report]:
         TimeRemainingColumn(),
     )
     with bars_of(columns) as (bars, at):
-        task = bars.add_task("points", total=None, rate="")
+        task = bars.add_task(what, total=None, rate="")
 
         def report(done: int, total: int) -> None:
             interrupts.check()
-            at("points", done, total)
+            at(what, done, total)
             speed = bars.tasks[0].speed
             bars.update(task, completed=done, total=total, rate="" if not speed else f"{speed:.0f} points/s")
 
@@ -260,13 +260,14 @@ def _print_explanation(told: Explanation) -> None:
     """The busiest resources of every kind, then stages, total and bound."""
     factor, unit = time_unit(told.total)
     title = f"{told.point.hash}: {told.point.values['strategy']} under {told.exchange} [{unit}]"
-    table = new_table(title, "busy", (*told.stages, "all stages"))
+    caption = "beside the busiest: delays of paths, and batches in which another one is busiest"
+    table = new_table(title, "busy", (*told.stages, "all stages"), caption)
     rows: list[tuple[str, list[float | None]]] = []
     for kind in dict.fromkeys(resource.kind for resource in told.resources):
         of_kind = [resource for resource in told.resources if resource.kind == kind]
         rows += [(each.place, [*(each.busy.get(at, 0.0) for at in told.stages), each.total]) for each in of_kind[:3]]
         rows.append((f"... {len(of_kind)} of this kind", [None] * (len(told.stages) + 1)))
-    rows.append(("beside the busiest: delays", [*map(told.beside, told.stages), None]))
+    rows.append(("beside the busiest", [*map(told.beside, told.stages), None]))
     rows.append(("time", [*told.stages.values(), told.total]))
     columns = zip(*(values for _, values in rows), strict=True)
     shown = [aligned(None if value is None else value * factor for value in column) for column in columns]

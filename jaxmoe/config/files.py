@@ -263,7 +263,7 @@ def shipped_by_name(name: str) -> Path | None:
 def comment_of(path: Path) -> str:
     """The first sentence of the comment that a file begins with, empty without one."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    return re.split(r"(?<!Fig)(?<=\.) ", " ".join(line.lstrip("# ") for line in lines))[0]
+    return re.split(r"(?<!Fig\.)(?<=\.) ", " ".join(line.lstrip("# ") for line in lines))[0]
 
 
 def read_with_base(path: Path) -> dict[str, object]:

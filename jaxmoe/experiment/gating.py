@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxmoe.config import FileTrace, PresetTrace, ProcessTrace, Scenario, WorkloadConfig
+from jaxmoe.memory import device_memory
 from jaxmoe.models import MoEModel
 from jaxmoe.traces import GatingTrace, Hints, TraceError, read_trace, synthetic_trace
 from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
 from jaxmoe.traces.synthetic import SEQUENCE_TOKENS
+from jaxmoe.units import GIGA
 
 
 def drawn_sequences(workload: WorkloadConfig) -> tuple[int, np.ndarray, np.ndarray | None] | None:
@@ -42,8 +44,17 @@ def source_of(scenario: Scenario) -> str:
 
 
 def drawn_trace(scenario: Scenario, moe: MoEModel, layer_ids: tuple[int, ...]) -> GatingTrace:
-    """The synthetic trace of the workload, with at least these layers of it."""
-    source = source_of(scenario)
+    """The synthetic trace of the workload, with at least these layers of it.
+
+    Raises `TraceError` for one that memory does not hold.
+    """
+    source, tokens = source_of(scenario), scenario.workload.trace.tokens
+    needed, there = tokens * len(moe.moe_layer_ids) * moe.top_k * 2, device_memory()  # of int16
+    if needed > there:
+        raise TraceError(
+            f"workload.trace.tokens is {tokens}; a trace of so many needs {needed / GIGA:.0f} GB, and the memory is "
+            f"{there / GIGA:.0f} GB; lower it"
+        )
     match scenario.workload.trace:
         case ProcessTrace(path=path) as drawn:
             return _sampled(read_process(Path(path)).up_to(layer_ids), moe, drawn, source)

@@ -1,6 +1,6 @@
 """A scenario's requests over time and the engines that serve them; the answers that a run of them gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
@@ -106,6 +106,15 @@ def answers(serving: Serving, requests: Requests, served: Served) -> dict[str, A
         "prompt_tokens_from_cache": float(served.cached.sum() / requests.prompt.sum()),
         "preemptions": int(served.preemptions.sum()),
     }
+
+
+def ends_late(told: Mapping[str, Any]) -> bool:
+    """Whether engines keep up, and yet `answers` has a tenth less requests/s served than come.
+
+    Requests come for a shorter time than it takes to answer the last of them, and what is served is over all of it.
+    """
+    sent = told["sent_per_s"]
+    return sent is not None and bool(told["drains"]) and told["requests_per_s"] < 0.9 * sent
 
 
 def moves_told(planned: Planned) -> dict[str, Any]:

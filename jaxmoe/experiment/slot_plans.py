@@ -75,6 +75,15 @@ def layers_in(moe: MoEModel, ids: tuple[int, ...], num_experts: int, path: Path)
     return ids
 
 
+def check_slots(slots: int, ranks: int, experts: int, repeats: bool) -> None:
+    """Raise `OptionError` for more slots than there are different copies to put in them."""
+    if slots > experts * ranks and not repeats:
+        raise OptionError(
+            f"--slots is {slots}; expected at most {experts * ranks}, with which each of {ranks} ranks has all "
+            f"{experts} experts. Lower it, or give --repeats"
+        )
+
+
 def _check_counted(counts: Float[np.ndarray, "layer expert"], layer_ids: Sequence[int], path: Path) -> None:
     """Raise `OptionError` where layers have no choice of any expert: no placement is better than another for them."""
     empty = [layer for layer, row in zip(layer_ids, counts, strict=True) if not row.any()]

@@ -7,6 +7,8 @@ from threading import Lock
 
 import jax.monitoring
 
+from jaxmoe.progress import on_stage
+
 Report = Callable[[str, int, int], None]
 """Called with the stage, the steps done and the steps in all."""
 
@@ -57,6 +59,7 @@ class StageTimer:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time what runs in here; a stage that runs again adds up."""
+        on_stage.get()(name)
         start, compiled = time.perf_counter(), self._compile.seconds
         try:
             yield

@@ -88,6 +88,8 @@ def _content(path: Path) -> Any:
     if not path.is_file():
         raise PlanError("no such file; check the path")
     raw = path.read_bytes()
+    if not raw.strip():
+        raise PlanError("the file is empty; get it again")
     if raw[:2] == b"PK":
         arrays = read_arrays(path)
         several = _names(arrays)

@@ -41,6 +41,13 @@ def test_a_scenario_is_listed_with_its_command(told):
     assert lines["moentwine/deepseek-v3_6x6"].startswith("simulate: moentwine; deepseek-v3 on moentwine_6x6")
     assert lines["hd_moe/mixtral-8x7b_8x8_2.5TFLOPs_75GBps"].startswith("tune, evaluate; mixtral-8x7b on nmp_8x8_2.5")
 
+    assert lines["served/deepseek-v3_h200_8"].startswith("serve, evaluate --phase; deepseek-v3 on h200_sxm_8_fp8")
+    assert lines["deployed/deepseek-v3_h200_8"].startswith("tune, evaluate --phase; deepseek-v3 on h200_sxm_8_fp8")
+
+
+def test_a_description_goes_on_after_a_figure(told):
+    assert not [name for kind in ("machines", "models") for name, about in told(kind).items() if about.endswith("Fig.")]
+
 
 def test_exchanges_formats_and_systems_are_listed(told):
     exchanges = told("exchanges")

@@ -247,3 +247,18 @@ def test_bare_counts_are_placed_in_the_layers_that_have_experts(run, files, out,
     rows = json.loads((out / "placement.json").read_text())["physical_to_logical_map"]
     assert [row.count(0) for row in rows[1:]] == [3, 1]  # layer 0 is dense; copies of what is hot
     assert [row.count(3) for row in rows[1:]] == [1, 3]
+
+
+def test_more_slots_than_different_copies_are_refused(run, files, out):
+    given = ("--ranks", 3, "--to", "eplb", "--model", files["model"], "--out", out)
+    result = run("plan", "place", files["trace"], "--slots", 15, *given)
+    assert result.exit_code == 2
+    assert "--slots is 15; expected at most 12, with which each of 3 ranks" in " ".join(result.stderr.split())
+    assert run("plan", "place", files["trace"], "--slots", 15, "--repeats", *given).exit_code == 0
+
+
+def test_an_empty_placement_is_told(run, tmp_path):
+    (tmp_path / "empty.json").touch()
+    result = run("plan", "show", tmp_path / "empty.json")
+    assert result.exit_code == 2
+    assert "empty.json: the file is empty; get it again" in " ".join(result.stderr.split())

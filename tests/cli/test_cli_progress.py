@@ -10,6 +10,7 @@ import pytest
 
 from jaxmoe import extras
 from jaxmoe.cli import progress
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 
@@ -28,6 +29,16 @@ def test_a_line_now_and_then_tells_what_a_run_is_at(capsys, monkeypatch, quiet):
     else:
         assert told[0] == "0 s: reading"
         assert told[-1] == "0 s: roll out, 2 of 3"
+
+
+def test_a_stage_is_told_as_it_begins(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.02)
+    with progress.progress_lines(False), StageTimer() as clock, clock.stage("highest rate"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err.splitlines()[-1] == "0 s: highest rate"
+    with StageTimer() as clock, clock.stage("after"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
 
 
 def test_lines_end_with_the_run(capsys, monkeypatch):

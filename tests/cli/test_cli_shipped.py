@@ -91,6 +91,20 @@ def test_batches_that_memory_does_not_hold_are_told_before_a_trace_is_drawn(run,
     assert "lower evaluation.batches" in " ".join(done.stderr.split())
 
 
+def test_a_trace_that_memory_does_not_hold_is_told_before_it_is_drawn(run, tmp_path):
+    done = run("evaluate", "quickstart", "--set", "workload.trace.tokens=99999999999", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "workload.trace.tokens is 99999999999; a trace of so many needs 1600 GB" in " ".join(done.stderr.split())
+
+
+def test_an_empty_out_is_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("init", "--machine", "nmp_4x4", "--model", "tiny", "--out", "")
+    assert done.exit_code == 2
+    assert "is empty; give a folder" in " ".join(done.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_in_place_of_a_scenario_is_told_before_anything_is_loaded(run, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxmoe.cli.session.import_module", lambda *_: pytest.fail("the command was loaded"))
     done = run("evaluate", tmp_path, "--out", tmp_path / "out")

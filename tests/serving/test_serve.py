@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_scenario
 from jaxmoe.experiment.rate_trials import RateTrials
-from jaxmoe.experiment.serving import Serving
+from jaxmoe.experiment.serving import Serving, ends_late
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.hardware.gpu.files import write_kernels
+from jaxmoe.report.style import digits
 from jaxmoe.serving.online.capacity import drained_rate
 
 SCENARIO = """
@@ -127,6 +128,33 @@ def test_tables_are_printed_and_the_highest_rate_is_the_summarys(done):
     assert trials.meets(highest)
     assert not trials.meets(highest * 1.011)
     assert all(np.isfinite(term.values).all() for term in serving.table.terms)
+
+
+def test_few_requests_with_long_answers_are_told_to_end_late(scenario, tmp_path, done):
+    few = ("--set", "serving.arrivals.requests=6", "--set", "serving.lengths.output_tokens=400", "--quiet")
+    run = serve(scenario, *few, "--out", tmp_path / "few")
+    assert run.exit_code == 0, run.output
+    told = json.loads((tmp_path / "few" / "summary.json").read_text())
+    requests = table(tmp_path / "few" / "requests.csv")
+    came = requests["sent_s"].max() - requests["sent_s"].min()
+    assert told["span_s"] > 3 * came
+    assert f"until the last answer, and requests come for {digits(6 / told['sent_per_s'])} s" in " ".join(
+        run.output.split()
+    )
+    assert "until the last answer" not in done[1].replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("told", "late"),
+    [
+        ({"sent_per_s": 10, "requests_per_s": 8.9, "drains": True}, True),
+        ({"sent_per_s": 10, "requests_per_s": 9.1, "drains": True}, False),
+        ({"sent_per_s": 10, "requests_per_s": 5, "drains": False}, False),  # they cannot keep up: another note
+        ({"sent_per_s": None, "requests_per_s": 5, "drains": True}, False),  # users send when they are answered
+    ],
+)
+def test_who_ends_late(told, late):
+    assert ends_late(told) is late
 
 
 def test_the_same_seed_writes_the_same_bytes(scenario, tmp_path, done, monkeypatch):
