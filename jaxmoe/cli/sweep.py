@@ -26,7 +26,8 @@ from jaxmoe.sweep.analysis import elasticities as worth
 from jaxmoe.sweep.analysis import pareto as front
 from jaxmoe.sweep.chunks import MANIFEST, POINTS, STUDY, writing
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
-from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import ELASTICITIES, Results
 from jaxmoe.sweep.run import Progress as Report
 from jaxmoe.sweep.run import Sweep, run_sweep

@@ -16,7 +16,8 @@ from jaxmoe.config.keys import PLAN, SYSTEM, is_number
 from jaxmoe.experiment.metrics import SEARCHED, Row, column_of, cost, is_finite
 from jaxmoe.sweep.compile_groups import Group, groups_of
 from jaxmoe.sweep.evaluation import given, metrics_at
-from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import DEFAULTS, Space, SweepError
 from jaxmoe.sweep.study import Study, known_metrics
 from jaxmoe.tune.machine.designs import EvaluationArguments
 

@@ -20,7 +20,8 @@ from jaxmoe.experiment.serving_inputs import ServingReader
 from jaxmoe.serving.online.arrivals import mean_rate
 from jaxmoe.serving.online.work_bound import rate_bound, rate_estimate
 from jaxmoe.sweep.deployments import REQUESTS
-from jaxmoe.sweep.points import Space, SweepError, Values
+from jaxmoe.sweep.point import Values
+from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.served import check_serving
 from jaxmoe.sweep.study import Study
 

@@ -21,7 +21,8 @@ from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.extras import install_command
 from jaxmoe.sweep.compile_groups import Group, Refused
 from jaxmoe.sweep.evaluation import Evaluated, Measured, SweepEvaluator, most_points
-from jaxmoe.sweep.points import Point, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import SweepError
 
 CONNECT_S = 5.0
 AHEAD = 2  # chunks handed out for each worker: one to evaluate, one to follow

@@ -18,7 +18,8 @@ from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.parametric import ParametricRun, parametric_run, structural_keys
 from jaxmoe.experiment.strategies import Strategy, given_plans, strategy
-from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values
+from jaxmoe.sweep.point import Point, Values
+from jaxmoe.sweep.points import DEFAULTS, OWN, Space, SweepError
 
 MOST_TRIED = 32  # points in which a value of points that cannot be is tried
 

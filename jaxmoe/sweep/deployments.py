@@ -30,7 +30,8 @@ from jaxmoe.serving.merged import kind_of, merged
 from jaxmoe.serving.step import ModelStep
 from jaxmoe.sweep.analysis import is_efficient
 from jaxmoe.sweep.deployment_chunks import Chunks
-from jaxmoe.sweep.points import Point, Space, SweepError, comparable
+from jaxmoe.sweep.point import Point, comparable
+from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study
 from jaxmoe.threads import side_by_side

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.experiment.metrics import Row, column_of, is_finite
-from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import Space, SweepError
 
 DEGREE = 4  # of the polynomials
 SPARE = 2  # points for each function that is fitted, where they are no complete grid

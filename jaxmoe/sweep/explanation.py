@@ -11,7 +11,8 @@ from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import standard_strategies
 from jaxmoe.sweep.compile_groups import check_layers, with_exchange
-from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.search_metrics import bound_of
 
 

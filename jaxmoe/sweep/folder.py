@@ -12,7 +12,8 @@ import numpy as np
 from jaxmoe.experiment.metrics import Row, column_of, columns, is_finite
 from jaxmoe.sweep.analysis import Winner, pareto, winners
 from jaxmoe.sweep.chunks import MANIFEST, POINTS, STUDY, check_installed
-from jaxmoe.sweep.points import Point, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import SweepError
 from jaxmoe.sweep.results import AFTER, ELASTICITIES
 
 QUANTILES = (0.05, 0.5, 0.95)

@@ -5,7 +5,6 @@ import itertools
 import json
 from collections import ChainMap
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
 from math import prod
@@ -36,6 +35,7 @@ from jaxmoe.hardware.gpu.deepep_files import beside
 from jaxmoe.hardware.gpu.files import files_of
 from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
+from jaxmoe.sweep.point import Point, Values, comparable, digest
 from jaxmoe.sweep.study import Study, axis_of
 
 OWN = "own"  # the exchange that a strategy has where none is named, and the strategy of a system: its plan
@@ -48,53 +48,9 @@ RESERVED = {"hash", "point", "note", "comparable", "busiest_kind", "busiest_inde
 
 MOST_POINTS = 5_000_000  # before conditions; each takes about a kilobyte
 
-Values = dict[str, Any]
-
 
 class SweepError(InputError):
     """A study that cannot be carried out. The message names the key, the value and the remedy."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """Values by key: of the axes, of what is derived from them, and always strategy and exchange.
-
-    `content` is a digest of what the files hold that are named there.
-    """
-
-    values: Values
-    content: str = ""
-
-    @cached_property
-    def hash(self) -> str:
-        """A digest of the values and of the files that they name, independent of the study."""
-        return _digest(self._text + self.content)
-
-    @cached_property
-    def values_hash(self) -> str:
-        """A digest of the values alone: the same after a file that they name has changed."""
-        return _digest(self._text)
-
-    @property
-    def _text(self) -> str:
-        return json.dumps({key: _plain(value) for key, value in self.values.items()}, sort_keys=True)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _plain(value: object) -> object:
-    """10 and 10.0 are one number."""
-    return float(value) if is_number(value) else value
-
-
-def comparable(value: Any) -> Hashable:
-    """What equal values of a point share, as in `_plain`."""
-    if type(value) in (float, int, str) or value is None:
-        found: Hashable = value
-        return found
-    return float(value) if is_number(value) else (json.dumps(value, sort_keys=True),)
 
 
 class Space:
@@ -128,7 +84,7 @@ class Space:
         files = _files(resolved(self.base))
         parts: list[Any] = [resolved(self.base), self.study.config.layers, *([files] if files else [])]
         parts += [self.study.config.iterations] if self.study.has_systems else []
-        return _digest(json.dumps(parts, sort_keys=True))
+        return digest(json.dumps(parts, sort_keys=True))
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
         """The base scenario with the values of a point. Raises `ConfigError`."""

@@ -18,7 +18,8 @@ from jaxmoe.registry import METRICS
 from jaxmoe.sweep.analysis import Elasticities
 from jaxmoe.sweep.chunks import ChunkFiles, check_study, version_of, write_study
 from jaxmoe.sweep.compile_groups import Group, Refused
-from jaxmoe.sweep.points import OWN, Point, Space, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import OWN, Space, SweepError
 
 ELASTICITIES = "elasticities.parquet"
 AFTER = ("busiest_kind", "busiest_index", "comparable", "note", "jaxmoe_version")  # columns after those of metrics

@@ -20,7 +20,8 @@ from jaxmoe.sweep.chunks import check_installed, writing
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.compile_groups import Group, Refused, groups_of
 from jaxmoe.sweep.evaluation import Measured, SweepEvaluator, resources
-from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import Results, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
 

@@ -22,7 +22,8 @@ from jaxmoe.experiment.serving_inputs import ServingReader
 from jaxmoe.run_folders import locked
 from jaxmoe.sweep.analysis import is_efficient
 from jaxmoe.sweep.chunks import ChunkFiles, check_installed, check_study, version_of, write_study, writing
-from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.point import Point
+from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import cell, text_columns
 from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study

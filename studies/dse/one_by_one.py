@@ -20,7 +20,7 @@ from jaxmoe.experiment import inputs_of, score, standard_strategies
 from jaxmoe.experiment.table import earlier_table, folder_of_tables, script_options
 from jaxmoe.files import read_table, write_table
 from jaxmoe.sweep import Space, Study, read_study
-from jaxmoe.sweep.points import Point
+from jaxmoe.sweep.point import Point
 
 MESHES = ([4, 4], [8, 8])  # of the machines measured
 

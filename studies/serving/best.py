@@ -22,7 +22,7 @@ from jaxmoe.experiment.rate_trials import RateTrials
 from jaxmoe.experiment.serving import Serving
 from jaxmoe.experiment.table import Row, Table, add_shared, make_tables, study_options
 from jaxmoe.sweep.best_deployment import candidate, servings_of, start_of, told
-from jaxmoe.sweep.points import Values
+from jaxmoe.sweep.point import Values
 from jaxmoe.sweep.study import Study, StudyConfig
 
 HERE = Path(__file__).resolve().parent
