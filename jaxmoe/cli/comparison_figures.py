@@ -123,7 +123,8 @@ def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int
         for name in (before, GATHERED, after)
         if name in comparison.scores
     ]
-    title = f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, where {before} and {after} differ most"
+    where = f"layer {inputs.layer_ids[row]}, where {before} and {after} differ most"
+    title = f"{inputs.scenario.name}: loads under own exchanges in {where}"
     plot_mesh_loads(folder.target("mesh_loads.png"), shape, panels, title)
 
 

@@ -154,6 +154,7 @@ def _fastest(inputs: Inputs, name: str, best: BestExchange, limit: LayerLimit, b
     told = f"fastest: {name} under {', '.join(exchange_names(best.exchange).splitlines())}, "
     told += f"{aligned([float(best.mean.mean()) * factor])[0]} {unit} a layer, "
     told += f"limited by {limit.text}, which takes {100 * limit.part:.0f} % of the time"
+    told += f", most often at {limit.where}" if limit.where else ""
     if bound is None:
         return told + _why_unbounded(inputs)
     return f"{told}; tuning cannot find less than {aligned([float(bound.mean()) * factor])[0]} {unit}"

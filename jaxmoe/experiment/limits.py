@@ -37,6 +37,16 @@ class LayerLimit(NamedTuple):
         """The resource for people, with its stage where that is another word."""
         return self.name if self.resource == self.stage else f"{self.name} in {self.stage}"
 
+    @property
+    def where(self) -> str:
+        """The place for people, as `node 3` or `link 2 to 3`; empty where it is none."""
+        if self.place is None:
+            return ""
+        if isinstance(self.place, list):
+            return f"link {self.place[0]} to {self.place[1]}"
+        kind = {"compute": "node", "port": "port", "pair": "pair"}.get(self.resource, "channel")
+        return f"{kind} {self.place}"
+
 
 def layer_limit(time: LayerTime, topology: AbstractTopology) -> LayerLimit:
     """The limit of one layer, as a mean over its batches."""
@@ -54,8 +64,10 @@ def layer_limits(time: LayerTime, topology: AbstractTopology) -> list[LayerLimit
 
 
 def usual_limit(limits: Iterable[LayerLimit]) -> LayerLimit:
-    """The limit of most layers, by stage and resource; `part` is the mean over these layers."""
+    """The limit of most layers, by stage and resource, where most of these have it; `part` is their mean."""
     limits = [*limits]
     ((stage, resource), _), *_ = Counter((each.stage, each.resource) for each in limits).most_common()
     same = [each for each in limits if (each.stage, each.resource) == (stage, resource)]
-    return same[0]._replace(part=sum(each.part for each in same) / len(same))
+    (where, _), *_ = Counter(each.where for each in same).most_common()
+    usual = next(each for each in same if each.where == where)
+    return usual._replace(part=sum(each.part for each in same) / len(same))

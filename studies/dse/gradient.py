@@ -1,4 +1,7 @@
-"""Gradient against grid: the fastest machine for a cost, by a sweep and by descent. See README.md."""
+"""Gradient against grid: the fastest machine for a cost, by a sweep and by descent; see README.md.
+
+Takes about 15 minutes on two busy cores.
+"""
 
 import time
 from pathlib import Path

@@ -12,6 +12,7 @@ from jaxmoe.config import load_scenario
 from jaxmoe.experiment import standard_strategies
 from jaxmoe.experiment.comparison import Comparison, compare
 from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.limits import LayerLimit, usual_limit
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import comparison_report
 from jaxmoe.experiment.whole_model import WholeModel
@@ -76,7 +77,18 @@ def test_the_closing_sentence_names_the_memory_level(bound_by_ddr, capsys):
     seconds = 2 * 3 * 64 * 128 * 4 / 0.5e9
     limit = comparison.best("tp").times[0].limit("compute")
     assert (limit.kind, limit.seconds) == ("ddr", pytest.approx(seconds))
-    assert re.search(r"µs a layer, limited by memory: ddr in compute, which takes 100 % of the time", printed)
+    said = r"µs a layer, limited by memory: ddr in compute, which takes 100 % of the time, most often at channel \d;"
+    assert re.search(said, printed)
+
+
+def test_the_place_is_that_of_most_layers():
+    at = [("compute", "compute", 3, 0.5), ("compute", "compute", 18, 0.7), ("compute", "compute", 18, 0.9)]
+    at += [("dispatch", "link", [2, 3], 0.6), ("dispatch", "link", [2, 3], 0.6)]
+    limits = [LayerLimit(stage, resource, place, 1.0, part) for stage, resource, place, part in at]
+    usual = usual_limit(limits)
+    assert (usual.where, usual.part) == ("node 18", pytest.approx(0.7))
+    assert usual_limit(limits[2:]).where == "link 2 to 3"
+    assert LayerLimit("compute", "latency", None, 1.0, 1.0).where == ""
 
 
 @pytest.mark.parametrize(

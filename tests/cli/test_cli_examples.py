@@ -22,7 +22,7 @@ from jaxmoe.cli import kept_output
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_hardware, load_scenario
 from jaxmoe.experiment.measured_kernels.tables import write_columns
-from jaxmoe.placement import Placement, write_plan
+from jaxmoe.placement import Placement, read_plan, write_plan
 from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.traces import GatingTrace, write_trace
@@ -210,13 +210,20 @@ def as_a_user(code: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_examples_in_python_run():
-    """Those of both pages, one after the other: they go on from each other."""
+def test_examples_in_python_run(tmp_path):
+    """Those of both pages, one after the other: they go on from each other. Files go to the working folder."""
     code = "\n".join(block for page in (".", "jaxmoe") for block in fences(PAGES[page], "python"))
-    printed = as_a_user(code, ROOT).splitlines()
-    *_, all_to_all, _halves, _dragonfly, _to_the_first, _startup, speedup, _topology, _exchange = printed
+    printed = as_a_user(code, tmp_path).splitlines()
+    *_, all_to_all, _halves, _dragonfly, _to_the_first, _startup, gain, kept, speedup, _topology, _exchange = printed
     assert 1e-4 < float(all_to_all) < 1e-3
     assert float(speedup) > 1  # a broadcast that costs nothing
+    mean, error = map(float, gain.split(" +- "))
+    assert 0 < error < abs(mean)
+    assert 0 < float(kept) < 1
+    written = read_plan(tmp_path / "mine.npz")
+    hosts = written.share[written.share > 0]
+    assert hosts.min() >= 0.05
+    assert len(hosts) < written.share.size
     for report in printed[-2:]:  # that a part does what is asked of it
         model, simulated = (float(re.search(rf"{name}=([\d.e-]+)", report)[1]) for name in ("seconds", "simulated"))
         assert model == pytest.approx(simulated, rel=0.02)
