@@ -4,7 +4,7 @@
 
 Every job keeps its rows under `runs/`: one that is there is not run again, so a study that was stopped goes on where
 it was. Delete `runs/` to start over. Then all tables are written, and the claims are printed. Named tables are those of
-jobs, made alone; `summary.py` makes the others anew.
+jobs, made alone; `times` needs the plans of `two_stages` and `gradient`. `summary.py` makes the others anew.
 
 All take half an hour on two cores.
 """
@@ -107,7 +107,7 @@ def main() -> None:
     parser = script_options(__doc__, writes=True)
     add_shared(parser, ROOT.parent / "shared", "traces", "reference")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time; all cores' number")
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all unless said")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}, in this order; all unless said")
     arguments = parser.parse_args()
     if unknown := {*arguments.tables} - {*TABLES}:
         parser.error(f"no table of jobs is called {', '.join(sorted(unknown))}; choose from {', '.join(TABLES)}")
