@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from best_methods import METHODS, grid_of, window
+from best_methods import METHODS, grid_of
 
 from jaxmoe.experiment.rate_trials import RateTrials
 from jaxmoe.experiment.serving import Serving
@@ -26,10 +26,12 @@ from jaxmoe.sweep.point import Values
 from jaxmoe.sweep.study import Study, StudyConfig
 
 HERE = Path(__file__).resolve().parent
-SEEDS, COUNT = (0, 1, 2), 600  # requests of a trace
+SEEDS, COUNT = (3, 4, 5), 600  # requests of a trace; the race was made with seeds 0 to 2 in sight
 PART = 0.95  # of requests, which keep both limits
 JUDGED = 0.002  # tolerance of judged rates
 CONV, CODE = "traces/arrivals/azure_llm_2023_conv.npz", "traces/arrivals/azure_llm_2023_code.npz"
+COLUMNS = ("setting", "seed", "method", "candidates", "rate_per_s_gpu", "known_per_s_gpu", "regret", "grid_regret")
+COLUMNS += ("judged_per_s_gpu", "simulated", "share", "deployment")
 BATCHING: dict[str, list[int]] = {
     "serving.engine.token_budget": [1024, 2048, 4096, 8192],
     "serving.engine.seats": [32, 64, 128, 256],
@@ -84,7 +86,7 @@ SETTINGS = {
 def study_of(setting: Setting, shared: Path) -> Study:
     """What may be chosen, as `jaxmoe serve best` reads it, with requests for all seeds."""
     limits = {"first_token_s": setting.first_token_s, "per_token_ms": setting.per_token_ms, "part": PART}
-    count, trace = 2 * COUNT * len(SEEDS), setting.trace
+    count, trace = 2 * COUNT * (max(SEEDS) + 1), setting.trace
     asked = {"arrivals": {"kind": "file", "path": str(shared / trace)}} if isinstance(trace, str) else dict(trace)
     serving = asked | {"arrivals": asked["arrivals"] | {"requests": count}, "limits": limits}
     engines = f"{setting.gpus} / ({ALL_GPUS})"
@@ -114,13 +116,16 @@ def rows(shared: Path, name: str, seed: int) -> Iterator[Row]:
     """What each method takes."""
     first = 2 * COUNT * seed
     candidates = [
-        candidate(values, replace(own, requests=window(own.requests, first, first + COUNT)))
+        candidate(values, replace(own, requests=own.requests.window(first, first + COUNT)))
         for values, own in servings(name, shared)
     ]
     grid = grid_of(candidates)
+    found_by = {method: search(candidates, grid, seed) for method, search in METHODS.items()}
+    known = dict(grid.rates)
+    for found in found_by.values():
+        known[found.chosen] = max(known[found.chosen], found.rate)
     best, judged = max(grid.rates.values()), cache(partial(judge, first + COUNT, shared, name))
-    for method, search in METHODS.items():
-        found = search(candidates, grid, seed)
+    for method, found in found_by.items():
         rate, later = grid.rates[found.chosen], judged(candidates.index(found.chosen))
         yield {
             "setting": name,
@@ -128,7 +133,9 @@ def rows(shared: Path, name: str, seed: int) -> Iterator[Row]:
             "method": method,
             "candidates": len(candidates),
             "rate_per_s_gpu": rate,
-            "regret": 1 - rate / best,
+            "known_per_s_gpu": known[found.chosen],
+            "regret": 1 - known[found.chosen] / max(known.values()),
+            "grid_regret": 1 - rate / best,
             "judged_per_s_gpu": later,
             "simulated": found.simulated,
             "share": found.simulated / grid.simulated,
@@ -139,7 +146,7 @@ def rows(shared: Path, name: str, seed: int) -> Iterator[Row]:
 def judge(first: int, shared: Path, name: str, place: int) -> float:
     """The highest rate of a deployment over requests that no method saw, requests/s of a GPU."""
     values, own = servings(name, shared)[place]
-    unseen = candidate(values, replace(own, requests=window(own.requests, first, first + COUNT)))
+    unseen = candidate(values, replace(own, requests=own.requests.window(first, first + COUNT)))
     return RateTrials(unseen.serving).highest(start_of(unseen), JUDGED) / unseen.devices
 
 
@@ -152,12 +159,15 @@ def tell(rows: list[dict[str, str]]) -> None:
             some = [row for row in own if name in ("", row["setting"])]
             if not some:
                 continue
-            regret, share = (np.array([100 * float(row[key]) for row in some]) for key in ("regret", "share"))
+            regret, by_grid, share = (
+                np.array([100 * float(row[key]) for row in some]) for key in ("regret", "grid_regret", "share")
+            )
             later = [100 * (1 - float(row["judged_per_s_gpu"]) / judged[row["setting"], row["seed"]]) for row in some]
             print(
-                f"{method}, {name or 'all'}: regret {regret.mean():.2f} % (at most {regret.max():.2f}), judged "
-                f"{np.mean(later):.2f} % (at most {max(later):.2f}), {share.mean():.1f} % of requests (at most "
-                f"{share.max():.1f})"
+                f"{method}, {name or 'all'}: regret {regret.mean():.2f} % (at most {regret.max():.2f}), by the grid's "
+                f"own rates {by_grid.mean():.2f} % ({by_grid.max():.2f}), judged {np.mean(later):.2f} % "
+                f"({max(later):.2f}), {share.mean():.1f} % of requests ({share.max():.1f}), as asked in "
+                f"{((regret <= 2) & (share <= 10)).sum()} of {len(some)}"
             )
 
 
@@ -165,7 +175,6 @@ if __name__ == "__main__":
     parser = study_options(__doc__, resume=True)
     add_shared(parser, HERE.parents[1].parent / "shared", "traces")
     given = parser.parse_args()
-    cases = list(product(SETTINGS, SEEDS))
-    columns = ("setting", "seed", "method", "candidates", "rate_per_s_gpu", "regret", "judged_per_s_gpu", "simulated")
-    made = Table("best", partial(rows, given.shared), cases, columns[:2], (*columns, "share", "deployment"), digits=4)
+    cases = [(name, seed) for seed, name in product(SEEDS, SETTINGS)]
+    made = Table("best", partial(rows, given.shared), cases, COLUMNS[:2], COLUMNS, digits=4)
     tell(make_tables(HERE, [made], given).get("best", []))

@@ -15,14 +15,21 @@ FIRST_TRIALS = 4  # of the guided model, which are the best by the estimate
 
 
 class Found(NamedTuple):
-    """The candidate that a method takes, and the requests it simulated."""
+    """The candidate that a method takes, the highest rate at which it saw it keep the limits, and requests simulated.
+
+    The rate is in requests/s of a GPU, 0 where nothing was simulated.
+    """
 
     chosen: Contender
+    rate: float
     simulated: int
 
 
 class Grid(NamedTuple):
-    """Highest rates, requests/s of a GPU, of all candidates, and the requests of all trials, the whole trace each."""
+    """Highest rates, requests/s of a GPU, of all candidates, and the requests of all trials.
+
+    Trials end early, which changes no answer, and count as the whole trace each.
+    """
 
     rates: Mapping[Contender, float]
     simulated: int
@@ -33,25 +40,27 @@ Method = Callable[[Sequence[Contender], Grid, int], Found]
 
 def grid_of(candidates: Sequence[Contender]) -> Grid:
     """Every candidate's highest rate."""
-    trials = {each: RateTrials(each.serving, ends_early=False) for each in candidates}
+    trials = {each: RateTrials(each.serving) for each in candidates}
     rates = {each: own.highest(start_of(each), TOLERANCE) / each.devices for each, own in trials.items()}
-    return Grid(rates, sum(own.simulated for own in trials.values()))
+    return Grid(rates, sum(own.count * len(each.serving.requests) for each, own in trials.items()))
 
 
 def by_grid(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """The best of all."""
-    return Found(max(candidates, key=lambda each: grid.rates[each]), grid.simulated)
+    chosen = max(candidates, key=lambda each: grid.rates[each])
+    return Found(chosen, grid.rates[chosen], grid.simulated)
 
 
 def by_race(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """What `jaxmoe serve best` does."""
     outcomes = race(candidates)
-    return Found(max(outcomes, key=lambda each: each.rate or 0.0).candidate, sum(each.simulated for each in outcomes))
+    best = max(outcomes, key=lambda each: each.rate or 0.0)
+    return Found(best.candidate, best.rate or 0.0, sum(each.simulated for each in outcomes))
 
 
 def by_estimate(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
     """The best by the closed form; nothing is simulated."""
-    return Found(max(candidates, key=_estimate), 0)
+    return Found(max(candidates, key=_estimate), 0.0, 0)
 
 
 def by_halving(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
@@ -67,7 +76,7 @@ def by_halving(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
         }
         simulated += sum(own.simulated for own in trials.values())
         left = sorted(left, key=lambda each: rates[each], reverse=True)[: max(len(left) // KEPT, 1)]
-    return Found(left[0], simulated)
+    return Found(left[0], rates[left[0]], simulated)
 
 
 def by_guide(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
@@ -90,7 +99,8 @@ def by_guide(candidates: Sequence[Contender], grid: Grid, seed: int) -> Found:
             rates[each] = own.highest(start_of(each), TOLERANCE) / each.devices
             simulated += own.simulated
         study.tell(trial, 0.0 if each is None else rates[each])
-    return Found(max(rates, key=lambda each: rates[each]), simulated)
+    chosen = max(rates, key=lambda each: rates[each])
+    return Found(chosen, rates[chosen], simulated)
 
 
 METHODS: Mapping[str, Method] = {
@@ -104,22 +114,7 @@ METHODS: Mapping[str, Method] = {
 
 def first_of(requests: Requests, part: float) -> Requests:
     """The first part of requests, two at least."""
-    return window(requests, 0, max(int(part * len(requests)), 2))
-
-
-def window(requests: Requests, start: int, stop: int) -> Requests:
-    """Requests from one to before another, on a clock that starts with the first."""
-    own = slice(start, stop)
-    starts = requests.prefix_starts[start : stop + 1]
-    return replace(
-        requests,
-        arrival=requests.arrival[own] - requests.arrival[start],
-        prompt=requests.prompt[own],
-        output=requests.output[own],
-        prefix_starts=starts - starts[0] if len(starts) else starts,
-        prefix_blocks=requests.prefix_blocks[starts[0] : starts[-1]] if len(starts) else requests.prefix_blocks,
-        topic=requests.topic[own],
-    )
+    return requests.window(0, max(int(part * len(requests)), 2))
 
 
 def _estimate(each: Contender) -> float:

@@ -125,7 +125,12 @@ def rows(shared: Path, drift: int, rate: int, seed: int) -> Iterator[Row]:
     requests = Requests(every.arrival[now], every.prompt[now], every.output[now])
     judged = [loads(each, subjects.served) for each in tokens[round(HISTORY / WINDOW) :]]
     case: Row = {"drift_s": drift, "rate_per_s": rate, "seed": seed}
-    yield {**case, "policy": "balanced", "imbalance": 1.0, **_waits(server, requests, [Change(0.0, server.even())])}
+    yield {
+        **case,
+        "policy": "balanced",
+        "imbalance": 1.0,
+        **waits_under(server, requests, [Change(0.0, server.even())]),
+    }
     for policy in POLICIES:
         for row in _rows_of(server, requests, judged, list(plans(policy, tokens, subjects))):
             yield {**case, "policy": policy.name, **row}
@@ -158,11 +163,11 @@ def _rows_of(server: Server, requests: Requests, judged: list[Shares], held: lis
             "moves": int(times.sum()),
             "moved_GB": float(moved[times, 0].mean()) / GIGA if times.any() else 0.0,
             "pause_ms": 1e3 * float(pauses[times].mean()) if times.any() else 0.0,
-            **_waits(server, requests, changes),
+            **waits_under(server, requests, changes),
         }
 
 
-def _waits(server: Server, requests: Requests, changes: list[Change]) -> Row:
+def waits_under(server: Server, requests: Requests, changes: list[Change]) -> Row:
     served = serve(requests, server.serving.fleet, changes[0].table, changes=changes[1:])
     waits = waits_of(requests, served)
     found: dict[str, float] = {}

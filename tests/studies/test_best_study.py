@@ -49,6 +49,7 @@ def test_methods_take_the_fastest_of_six(methods, six, method):
     assert grid.rates[found.chosen] == pytest.approx(5 * 199 / 198, rel=0.01)
     assert found.simulated <= grid.simulated
     assert (found.simulated == 0) == (method == "estimate")
+    assert found.rate == pytest.approx(0 if method == "estimate" else 5 * 199 / 198, rel=0.01)
 
 
 def test_a_guided_model_stops_once_it_has_its_share(methods, six):
@@ -59,11 +60,7 @@ def test_a_guided_model_stops_once_it_has_its_share(methods, six):
     assert 0 < found.simulated < 0.1 * grid.simulated + grid.simulated / len(six)
 
 
-def test_a_window_starts_its_own_clock(methods):
-    starts, blocks = np.array([0, 1, 3, 3, 4]), np.array([7, 8, 9, 6])
-    requests = Requests(np.array([0.0, 2.0, 5.0, 9.0]), np.arange(10, 14), np.arange(1, 5), starts, blocks, 4)
-    own = methods.window(requests, 1, 3)
-    assert own.arrival.tolist() == [0, 3]
-    assert (own.prompt.tolist(), own.output.tolist()) == ([11, 12], [2, 3])
-    assert (own.prefix_starts.tolist(), own.prefix_blocks.tolist()) == ([0, 2, 2], [8, 9])
+def test_a_stretch_is_the_first_part_and_two_requests_at_least(methods):
+    requests = Requests(np.array([0.0, 2.0, 5.0, 9.0]), np.arange(10, 14), np.arange(1, 5))
     assert methods.first_of(requests, 0.75).arrival.tolist() == [0, 2, 5]
+    assert methods.first_of(requests, 0.1).arrival.tolist() == [0, 2]
