@@ -91,7 +91,7 @@ class LinkOverride(Section):
         return pairs if self.one_way else [way for pair in pairs for way in (pair, pair[::-1])]
 
     def numbers(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
-        """The same by the numbers of nodes: y counts up first."""
+        """The directed links of `directions` by the numbers of their nodes: y counts up first."""
         return [(start[0] * shape[1] + start[1], end[0] * shape[1] + end[1]) for start, end in self.directions(shape)]
 
 

@@ -187,7 +187,7 @@ def _layer_time(inputs: Inputs, strategy: Strategy, name: str, tokens: int, cont
 def _layer_on(
     inputs: Inputs, strategy: Strategy, name: str, machine: Machine, tokens: int, context: Context
 ) -> LayerTime:
-    """The same on another machine, which JAX may trace. Raises `UnsuitableSystemError`."""
+    """The mean layer of a run on another machine, which JAX may trace. Raises `UnsuitableSystemError`."""
     runs, iterations = _runs(inputs, strategy, tokens, context)
     time = runs[name].timed(iterations.batches, machine)
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32).mean(axis=(0, 1)), time)

@@ -130,7 +130,7 @@ def expert_parallel(frequency: Frequency, topology: AbstractTopology) -> Shares:
 
 
 def expert_parallel_on(frequency: Frequency, nodes: int, grid: tuple[int, int] | None) -> Shares:
-    """The same on so many nodes, or on those of a grid."""
+    """Expert parallelism, as `expert_parallel`, over so many nodes, or over those of a grid."""
     experts = frequency.shape[1]
     if experts >= nodes:
         return expert_parallel_balanced(frequency, nodes)
