@@ -112,7 +112,7 @@ def _print(name: str, serving: Serving, rows: Sequence[Row]) -> None:
     table = new_table(f"{name}: {len(serving.requests)} requests", "rate\n/s", heads, caption)
     for row in rows:
         waits = [row[f"{wait}_{at}_s"] for wait in ("first_token", "per_token") for at in ("p50", "p99")]
-        told = ["-" if each is None else digits(each / MILLI) for each in waits]
+        shown = ["-" if each is None else digits(each / MILLI) for each in waits]
         rate = digits(row[RATE]) + ("" if row["drains"] else " *")
-        table.add_row(rate, digits(row["requests_per_s"]), digits(row["goodput_per_s"]), *told)
+        table.add_row(rate, digits(row["requests_per_s"]), digits(row["goodput_per_s"]), *shown)
     print_table(table)

@@ -48,14 +48,16 @@ def drawn_trace(scenario: Scenario, moe: MoEModel, layer_ids: tuple[int, ...]) -
 
     Raises `TraceError` for one that memory does not hold.
     """
-    source, tokens = source_of(scenario), scenario.workload.trace.tokens
+    asked = scenario.workload.trace
+    assert not isinstance(asked, FileTrace)  # which is read, not drawn
+    source, tokens = source_of(scenario), asked.tokens
     needed, there = tokens * len(moe.moe_layer_ids) * moe.top_k * 2, device_memory()  # of int16
     if needed > there:
         raise TraceError(
             f"workload.trace.tokens is {tokens}; a trace of so many needs {needed / GIGA:.0f} GB, and the memory is "
             f"{there / GIGA:.0f} GB; lower it"
         )
-    match scenario.workload.trace:
+    match asked:
         case ProcessTrace(path=path) as drawn:
             return _sampled(read_process(Path(path)).up_to(layer_ids), moe, drawn, source)
         case PresetTrace(preset=name) as drawn:

@@ -78,5 +78,5 @@ def _look(evaluator: Evaluator) -> _Look:
     dealt = {name: each for name, each in seconds.items() if regions_named(name).inside != "tp"}
     fastest = {min(kind, key=kind.__getitem__) for kind in (dealt, seconds) if kind}
     near = [evaluator.near(evaluator.looks[name].plan, gathers, evaluator.look) for name in fastest] or [gathers]
-    least = (min(kind.values(), default=float("inf")) for kind in (dealt, seconds))
-    return _Look(evaluator.problem, *least, set().union(*near))
+    least_dealt, least = (min(kind.values(), default=float("inf")) for kind in (dealt, seconds))
+    return _Look(evaluator.problem, least_dealt, least, set().union(*near))

@@ -107,7 +107,7 @@ def main() -> None:
     parser = script_options(__doc__, writes=True)
     add_shared(parser, ROOT.parent / "shared", "traces", "reference")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time; all cores' number")
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}, in this order; all unless said")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; by default all")
     arguments = parser.parse_args()
     if unknown := {*arguments.tables} - {*TABLES}:
         parser.error(f"no table of jobs is called {', '.join(sorted(unknown))}; choose from {', '.join(TABLES)}")
