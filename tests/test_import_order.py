@@ -29,6 +29,7 @@ ALLOWED = {
     "extras": set(),
     "files": set(),
     "memory": set(),
+    "progress": set(),
     "registry": {"errors"},
     "run_folders": {"errors"},
     "settings": {"errors"},
@@ -59,11 +60,11 @@ ALLOWED = {
         "tune",
         "methods",
     },  # for settings
-    "experiment": RUNS,
+    "experiment": RUNS | {"progress"},
     "sweep": RUNS | {"experiment", "run_folders"},
     "api": RUNS | {"experiment"},
     "testing": RUNS | {"experiment", "api"},
-    "cli": RUNS | {"experiment", "sweep", "report", "run_folders"},
+    "cli": RUNS | {"experiment", "sweep", "report", "run_folders", "progress"},
 }
 
 
