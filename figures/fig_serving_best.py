@@ -11,6 +11,7 @@ METHODS = {
     "race": ("#0072B2", "o", "race, jaxmoe serve best"),
     "halving": ("#009E73", "s", "halving over growing stretches"),
     "guide": ("#D55E00", "^", "guided model, TPE"),
+    "descent": ("#CC79A7", "D", "descent through the scan"),
     "estimate": ("#000000", "x", "closed form alone"),
 }
 WITHIN, SHARE = 2.0, 10.0  # % asked
@@ -30,10 +31,11 @@ def draw(rows: Rows) -> None:
     axes.set_ylim(-0.2, 100)
     axes.set_yticks([0, 1, 10, 100], ["0", "1", "10", "100"])
     axes.set_xlabel("requests simulated, % of a grid's")
-    axes.set_ylabel("below the grid's best, %")
+    axes.set_ylabel("below the best that is known, %")
     style.legend_below(figure, [axes])
     style.save(figure, images_folder(__doc__) / "serving_best.png")
 
 
 if __name__ == "__main__":
-    draw(read_table(STUDIES / "serving" / "best.csv"))
+    tables = [read_table(STUDIES / "serving" / f"{name}.csv") for name in ("best", "descent")]
+    draw([*tables[0], *({**row, "method": "descent"} for row in tables[1])])

@@ -1,7 +1,9 @@
 """The deployment of a study that serves most requests a second on each device within limits: a race.
 
-Deployments come in the order of an estimate. Each is tried at a rate a little above that of the best one before it, and
-its own highest rate is looked for only if it meets the limits there. One whose bound is below needs no trial.
+Deployments come in the order of an estimate, one of each layout first. Each is tried at a rate a little above that of
+the best one before it. Only if it meets the limits there is its own highest rate looked for, roughly. The best one's is
+narrowed at the end, and who led before is tried again where it may still be above. One whose bound is below needs no
+trial.
 """
 
 import math
@@ -55,8 +57,8 @@ class Contender:
 class Verdict:
     """What became of a candidate, and how many requests were simulated to know.
 
-    Its highest rate, requests/s of a device, is known if it was better than all before it. Else its `bound` is not
-    above theirs, or it does not meet the limits there: it is `behind`.
+    If it was better than all before it, `rate` is the highest that it was seen to meet, requests/s of a device. Else
+    its `bound` is not above theirs, or it does not meet the limits there: it is `behind`.
     """
 
     candidate: Contender
@@ -122,13 +124,14 @@ def race(candidates: Sequence[Contender], check: Callable[[], None] = lambda: No
     best: Contender | None = None
     while True:
         target = trials[best].best / best.devices * (1 + AHEAD) if best else 0.0
-        rival = next((each for each in order if each is not best and _most(each, trials[each]) > target), None)
-        if rival is None:
-            if best is None or trials[best].above <= trials[best].best * (1 + TOLERANCE):
+        rivals = (each for each in order if each is not best and _most(each, trials[each]) > target)
+        if (rival := next(rivals, None)) is None:
+            if best is None or trials[best].above / trials[best].best <= 1 + TOLERANCE:
                 return [_verdict(each, trials[each]) for each in order]
             trials[best].narrow(TOLERANCE)
         elif best is None or trials[rival].meets(target * rival.devices):
-            best = rival if _climb(rival, trials[rival], target) else best
+            _climb(rival, trials[rival], target)
+            best = rival if trials[rival].best else best
 
 
 def in_order(candidates: Sequence[Contender]) -> list[Contender]:
@@ -146,18 +149,17 @@ def in_order(candidates: Sequence[Contender]) -> list[Contender]:
 
 
 def _most(each: Contender, trials: RateTrials) -> float:
-    """What is known to be too much, requests/s of a device."""
-    return min(each.bound, trials.above) / each.devices
+    """What it may serve at most, requests/s of a device, by its bound and trials; 0 where no rate was met."""
+    return 0.0 if trials.count and not trials.best else min(each.bound, trials.above) / each.devices
 
 
-def _climb(each: Contender, trials: RateTrials, target: float) -> bool:
-    """Look for the highest rate roughly. Returns whether there is one that meets the limits."""
+def _climb(each: Contender, trials: RateTrials, target: float) -> None:
+    """Look for the highest rate roughly, from a target that is met if there is one."""
     if math.isinf(trials.highest(target * each.devices or start_of(each), COARSE, STRIDE)):
         raise InputError(
             f"serving.arrivals: all {len(each.serving.requests)} requests at once keep their limits with "
             f"{told(each.values)}, so there is no highest rate; give more requests"
         )
-    return trials.best > 0
 
 
 def _verdict(each: Contender, trials: RateTrials) -> Verdict:

@@ -4,8 +4,8 @@
     python studies/serving/balancers.py --quick
 
 The engine and the drifting subjects of rebalancing.py, for four minutes. Writes balancers.csv, a row for each skew of
-subjects, drift, seed, balancer and rate: waits, what moved, and the highest rate that keeps the limits. About half an
-hour on one core; --quick, one skew, drift and seed, takes a few minutes. See README.md.
+subjects, drift, seed, balancer and rate: waits, what moved, and the highest rate that keeps the limits. About five
+minutes on one core; --quick, one skew, drift and seed, takes a minute. See README.md.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,8 @@
     python studies/serving/best.py --quick
 
 Writes best.csv, a row for each setting, seed and method: the deployment it takes, what that serves, and how many
-requests it simulated to know. Further requests of the same kind, which no method saw, judge. About half an hour on one
-core; --quick, one setting and seed, takes a few minutes. See README.md.
+requests it simulated to know. Further requests of the same kind, which no method saw, judge. About a quarter of an hour
+on one core; --quick, one setting and seed, takes a minute. See README.md.
 """
 
 from collections.abc import Iterator, Mapping
