@@ -31,7 +31,7 @@ ALLOWED = {
     "memory": set(),
     "progress": set(),
     "registry": {"errors"},
-    "run_folders": {"errors"},
+    "run_folders": {"errors", "files"},
     "settings": {"errors"},
     "threads": set(),
     "units": set(),

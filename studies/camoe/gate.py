@@ -1,6 +1,6 @@
 """How long the gate takes with its bias, and Fig. 1: which part of a layer is dispatch.
 
-`python studies/camoe/gate.py` writes `speed.csv` and `breakdown.csv`; see README.md.
+`python studies/camoe/gate.py` writes `speed.csv` and `breakdown.csv`, in half a minute of one core; see README.md.
 """
 
 import time

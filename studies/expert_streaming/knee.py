@@ -2,6 +2,7 @@
 
 Arrays' busy part of the time, A3 of Qwen3-30B-A3B with 64 tokens on 2x2 and 48 GB/s of DDR a die, in the event
 simulator. Three whole experts are 14.2 MB, a pair in work and one loaded ahead (Algorithm 1, line 12).
+Takes 20 seconds of one core.
 """
 
 from collections.abc import Iterator
