@@ -49,7 +49,6 @@ HEADLINE = {
     "shipped_without_exchange": "best usual plan, older exchanges",
 }
 UNEVEN = {name: LEFT_OUT[name] for name in ("without_moves", "without_descent", "shipped")}
-UNEVEN |= {"shipped_even": "best that deals evenly"}
 SHORT = {
     "tp_both_ways": "TP ring",
     "tp_trees": "TP tree",
