@@ -19,7 +19,7 @@ TABLES = {
     "camoe": "claims",
     "expert_streaming": "claims",
 }
-COLOURS = dict(zip(KINDS, ("#9bd3b8", "#a8c8ec", "#f4b9a0", "#dddddd"), strict=True))
+COLOURS = dict(zip(KINDS, ("#8fbbe0", "#f7e29b", "#f2a983", "#e2e2e2"), strict=True))
 CELL, ROW, LABELS = 1.25, 0.27, 5.6  # inches: the width of a reading, the height of a claim, and the width of its name
 
 
@@ -28,20 +28,27 @@ def apart(rows: Rows) -> Rows:
     return [row for row in rows if len(distinct(select(rows, claim=row["claim"]), "here")) > 1]
 
 
+def short(figure: str) -> str:
+    """A figure to three digits; what is no number, such as a range, as it stands."""
+    try:
+        return f"{float(figure):.3g}"
+    except ValueError:
+        return figure
+
+
 def draw(study: str, path: Path) -> None:
     """A row for every claim and a column for every reading; cells have our figure, and the colour of its verdict."""
     told = apart(read_table(STUDIES / study / f"{TABLES[study]}.csv"))
     claims, readings = distinct(told, "claim"), distinct(told, "reading")
     width, height = LABELS + CELL * len(readings), 2.6 + ROW * len(claims)
-    figure = new_figure(width, height, f"{study}: claims and readings of the paper")
+    figure = new_figure(width, height, f"{study}: what each reading gives, and the paper's figure in brackets")
     axes = figure.subplots()
     for row in told:
         at, line = readings.index(row["reading"]), claims.index(row["claim"])
         kind = next(kind for kind in KINDS if row["verdict"].startswith(kind))
         axes.barh(line, 0.96, 0.92, at - 0.48, color=COLOURS[kind])
-        figure_of = f"{float(row['here']):.3g}" if row["here"] else "-"
-        axes.text(at, line, figure_of, ha="center", va="center", fontsize=8, color=INK)
-    papers = {row["claim"]: row["paper"] for row in told}
+        axes.text(at, line, short(row["here"]) or "-", ha="center", va="center", fontsize=8, color=INK)
+    papers = {row["claim"]: short(row["paper"]) for row in told}
     axes.set_yticks(range(len(claims)), [f"{claim} ({papers[claim]})" for claim in claims], fontsize=8)
     axes.set_xticks(range(len(readings)), [textwrap.fill(each, 17) for each in readings], fontsize=8)
     axes.xaxis.tick_top()
