@@ -45,19 +45,6 @@ Phase = Annotated[
     Literal["prefill", "decode"] | None,
     typer.Option("--phase", help="Time a step of the whole model as its deployment serves it.", show_default=False),
 ]
-KernelProfile = Annotated[
-    Path | None,
-    typer.Option(
-        "--profile",
-        metavar="DIR",
-        help="A kernel profile in LLMServingSim's layout, whose times count in place of the machine's.",
-        show_default=False,
-    ),
-]
-Rates = Annotated[
-    str,
-    typer.Option("--rates", metavar="R,R,..", help="Mean rates of arrivals, requests/s.", show_default=False),
-]
 Optimiser = Annotated[
     str,
     typer.Option("--optimiser", metavar="NAME", help="gradient, milp-bayes, anneal, greedy or random."),

@@ -1,15 +1,34 @@
 """`jaxmoe serve` and its verbs of two words, with their options; what each does is in the module of its name."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from jaxmoe.cli import options
 from jaxmoe.cli.session import runs
 from jaxmoe.sweep.study import read_study
+
+KernelProfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="DIR",
+        help="A kernel profile in LLMServingSim's layout, whose times count in place of the machine's.",
+        show_default=False,
+    ),
+]
+Rates = Annotated[
+    str,
+    typer.Option("--rates", metavar="R,R,..", help="Mean rates of arrivals, requests/s.", show_default=False),
+]
 
 
 @runs("serve", scenario=True)
 def serve(
     config: options.Config,
     out: options.Out,
-    profile: options.KernelProfile = None,
+    profile: KernelProfile = None,
     overrides: options.Overrides = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -26,9 +45,9 @@ def serve(
 @runs("serve_rates", scenario=True, resumes=True)
 def serve_rates(
     config: options.Config,
-    rates: options.Rates,
+    rates: Rates,
     out: options.Out,
-    profile: options.KernelProfile = None,
+    profile: KernelProfile = None,
     overrides: options.Overrides = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
