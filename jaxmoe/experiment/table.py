@@ -11,13 +11,14 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxmoe.experiment.table_age import Code, code_of, record, seed_of
+from jaxmoe.experiment import code_pieces
+from jaxmoe.experiment.table_age import Code, code_of, joined, record, seed_of
 from jaxmoe.files import cell_text, read_table, write_table
 
 Row = Mapping[str, Any]
@@ -31,8 +32,8 @@ class Table:
 
     `rows` is called with the values of a case. Columns `key` of its rows have these values, and say whose rows they
     are; a table without a key has one case. `cases` may be a function, if they follow from an earlier table. `columns`
-    and `digits` are as `write_table` takes them. Under `--jobs`, `rows` goes to other processes: a function of a
-    module, or a `partial` of one.
+    and `digits` are as `write_table` takes them. What is `timed` tells seconds of its own run. Under `--jobs`, `rows`
+    goes to other processes: a function of a module, or a `partial` of one.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Table:
     key: Sequence[str] = ()
     columns: Sequence[str] | None = None
     digits: int | None = None
+    timed: bool = False
 
     def label(self, case: Case) -> str:
         """Name of a case: that of the table and its values."""
@@ -71,9 +73,12 @@ class Table:
         return rows
 
 
-def tables_of(rows: Mapping[str, Callable[[], Iterable[Row]]], digits: int | None = None) -> list[Table]:
-    """Tables of one case each, by name."""
-    return [Table(name, made, digits=digits) for name, made in rows.items()]
+def tables_of(
+    rows: Mapping[str, Callable[[], Iterable[Row]]], digits: int | None = None, timed: Collection[str] = ()
+) -> list[Table]:
+    """Tables of one case each, by name; `timed` are those that tell seconds of their own run, made last."""
+    named = [Table(name, made, digits=digits, timed=name in timed) for name, made in rows.items()]
+    return sorted(named, key=lambda table: table.timed)
 
 
 def script_options(doc: str | None, writes: bool = False) -> argparse.ArgumentParser:
@@ -123,6 +128,7 @@ def make_tables(
     Compiled functions are kept in the folder `compiled`, for cases and processes that need the same. A case that fails
     is told, the others go on, and the exit status is 1.
     """
+    code_pieces.watch()  # also what reads the cases, which may trace what rows use
     names = [table.name for table in tables]
     if unknown := [name for name in given.tables if not fnmatch.filter(names, name)]:
         sys.exit(f"no table is called {', '.join(unknown)}; choose from {', '.join(names)}")
@@ -130,6 +136,7 @@ def make_tables(
     to = folder_of_tables(folder, given)
     chosen = {to / f"{table.name}.csv": table for table in tables if table.name in named}
     failed = [name for path, table in chosen.items() for name in _make(table, path, folder, given, compiled)]
+    code_pieces.stop()
     if failed:
         sys.exit(f"{len(failed)} failed: {', '.join(failed)}")
     if not given.list:
@@ -164,8 +171,9 @@ def _make(table: Table, path: Path, study: Path, given: argparse.Namespace, comp
     whole = {*map(table.text, wanted)} >= known.keys()
 
     def keep(name: str, result: tuple[list[Row], Code]) -> str:
+        nonlocal code
         rows, ran = result
-        code.update(ran)
+        code = joined(code, ran)
         known[table.text(named[name])] = rows
         written = sorted(known, key=lambda case: order.get(case, len(order)))
         write_table(path, (row for case in written for row in known[case]), table.columns, table.digits)
@@ -183,6 +191,7 @@ _DONE = 0  # cases of this process
 def _rows(table: Table, case: Case, study: Path, compiled: Path | None) -> tuple[list[Row], Code]:
     """Rows of a case and the code that made them, with compiled functions kept on disk."""
     global _DONE
+    (code_pieces.stop if table.timed else code_pieces.watch)()
     if compiled is not None:
         import jax
 

@@ -299,4 +299,4 @@ def best_of_all(given: Streams, experts: int) -> float:
 TABLES = {"agreement": agreement, "own_dies": own_dies, "order": orders}
 
 if __name__ == "__main__":
-    make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())
+    make_tables(HERE, tables_of(TABLES, digits=6, timed=["order"]), study_options(__doc__).parse_args())

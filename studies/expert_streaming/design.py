@@ -223,4 +223,4 @@ def machine() -> list[dict[str, Any]]:
 TABLES = {"grid": grid, "slices": slices, "machine": machine}
 
 if __name__ == "__main__":
-    make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())
+    make_tables(HERE, tables_of(TABLES, digits=6, timed=["machine"]), study_options(__doc__).parse_args())

@@ -63,4 +63,4 @@ def speed() -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    make_tables(HERE, tables_of({"speed": speed}, digits=6), study_options(__doc__).parse_args())
+    make_tables(HERE, tables_of({"speed": speed}, digits=6, timed=["speed"]), study_options(__doc__).parse_args())

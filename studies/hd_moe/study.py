@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import activation
@@ -27,8 +28,9 @@ import tuners
 from cases import HERE, QWEN, ROOT, RUNS, trace_file
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxmoe.experiment import code_pieces
 from jaxmoe.experiment.table import add_shared, folder_of_tables, run_jobs, script_options
-from jaxmoe.experiment.table_age import Code, code_of
+from jaxmoe.experiment.table_age import Code, code_of, joined
 
 # The gradient tuner has the machine to itself, for its wall time counts and it uses all cores. Of the others the long
 # ones come first, so that no process is left alone with one at the end. The last round needs the plans of those before.
@@ -58,6 +60,7 @@ def run(name: str, shared: Path) -> list[dict]:
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", str(RUNS / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    (code_pieces.stop if name in ALONE else code_pieces.watch)()
     begun = time.perf_counter()
     rows = ALL[name](shared)
     aside = RUNS / f"{name}.part"
@@ -85,12 +88,8 @@ def gathered(table: str) -> list[dict]:
 
 
 def code_of_jobs(table: str) -> Code:
-    """What the jobs of a table ran through; of code that changed between them, that of the oldest."""
-    jobs = [RUNS / f"{name}.json" for name in ALL if table_of(name) == table]
-    code: Code = {}
-    for path in sorted(jobs, key=lambda path: -path.stat().st_mtime):
-        code |= json.loads(path.read_text()).get("code", {})
-    return code
+    """What the jobs of a table ran through."""
+    return reduce(joined, (kept(name).get("code", {}) for name in ALL if table_of(name) == table))
 
 
 def kept(job: str) -> dict:
@@ -113,6 +112,7 @@ def main() -> None:
         parser.error(f"no table of jobs is called {', '.join(sorted(unknown))}; choose from {', '.join(TABLES)}")
     shared, wanted = arguments.shared, arguments.tables or TABLES
     begun = time.perf_counter()
+    code_pieces.watch()
     RUNS.mkdir(exist_ok=True)
     trace_file(QWEN, shared)  # made once, before processes want it at the same time
     for jobs, processes in ((ALONE, 1), (FIRST, arguments.processes), (SECOND, arguments.processes)):

@@ -11,6 +11,7 @@ import numpy as np
 import published
 from cases import CASES, DEEPSEEK, HERE, MIXTRAL, QWEN, ROOT
 
+from jaxmoe.experiment import code_pieces
 from jaxmoe.experiment.table import earlier_table, folder_of_tables, script_options
 from jaxmoe.experiment.table_age import Code, code_of, record
 from jaxmoe.files import read_table, write_table
@@ -371,6 +372,7 @@ def main() -> None:
     parser = script_options(__doc__, writes=True)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of reference/")
     given = parser.parse_args()
+    code_pieces.watch()
     shared, to = given.shared.resolve(), folder_of_tables(HERE, given)
     tables = {p.stem: read_table(earlier_table(HERE, given, p.stem)) for p in sorted(HERE.glob("*.csv"))}
     made = derived(tables, shared)

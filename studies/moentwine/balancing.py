@@ -245,4 +245,4 @@ if __name__ == "__main__":
     given = parser.parse_args()
     folder = given.shared / "traces"
     made = {f"balancing_{name}": partial(rows, folder) for name, rows in TABLES.items()}
-    make_tables(HERE, tables_of(made, digits=4), given)
+    make_tables(HERE, tables_of(made, digits=4, timed=["balancing_rollout"]), given)

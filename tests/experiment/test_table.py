@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+import jaxmoe.experiment.code_pieces as code_pieces
 import jaxmoe.experiment.table_age as table_age
 from jaxmoe.experiment.table import Table, add_shared, earlier_table, make_tables, run_jobs, study_options, tables_of
 
@@ -192,6 +193,8 @@ def study(tmp_path, monkeypatch):
     (tmp_path / "own_rows.py").write_text("SEED = 7\n\n\ndef rows(x):\n    return [{'x': x, 'y': 2 * x}]\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", ["own.py", "--shared", "/somewhere", "doubled"])
+    monkeypatch.setattr(code_pieces, "_WATCHED", None)  # as in a process of its own
+    monkeypatch.setattr(code_pieces, "_RAN", {})
     yield tmp_path, Table("doubled", importlib.import_module("own_rows").rows, [(1,), (2,)], ("x",))
     del sys.modules["own_rows"]
 
@@ -205,9 +208,9 @@ def test_what_made_a_table_lies_beside_it_and_tells_that_it_is_stale(study):
     assert {"own_rows.py", "jaxmoe/experiment/table.py"} <= kept["code"].keys()
     assert table_age.stale(folder) == {}
     own = folder / "own_rows.py"
-    own.write_text(f'"""Other words."""\n{own.read_text()}\n# changed\n')
+    own.write_text(f'"""Other words."""\nimport os\n{own.read_text()}\n# changed\n\ndef unused():\n    return SEED\n')
     assert table_age.stale(folder) == {}
-    own.write_text(f"{own.read_text()}CHANGED = 1\n")
+    own.write_text(own.read_text().replace("2 * x", "3 * x"))
     assert table_age.stale(folder) == {"doubled": ["own_rows.py"]}
 
 
@@ -222,7 +225,7 @@ def test_a_table_is_stale_until_all_its_cases_are_made_anew(study):
     folder, table = study
     made(folder, [table])
     path = folder / "made.json"
-    path.write_text(path.read_text().replace(table_age.read(path)["doubled"]["code"]["own_rows.py"], "0" * 12))
+    path.write_text(path.read_text().replace(table_age.read(path)["doubled"]["code"]["own_rows.py"], "0" * 6))
     made(folder, [table], "--only", "doubled/1")
     assert table_age.stale(folder) == {"doubled": ["own_rows.py"]}
     made(folder, [table])
