@@ -1,8 +1,9 @@
 """Every table of a paper's study, made by one command: its scripts one after another, those first that others read.
 
 `python studies/remake.py STUDY --shared FOLDER` writes to `studies/STUDY/runs/tables`; `--out studies/STUDY` makes the
-committed tables anew, which verdicts on claims are read from. It takes hours. Stopped, it goes on where it was: tables
-that are there stay. `--list` tells which tables are stale or of unknown age, in seconds, and makes none.
+committed tables anew, which verdicts on claims are read from. All take hours. Tables that are there stay, but for those
+that are stale or of unknown age: these are removed first, so that a run that was stopped goes on where it was. `--list`
+tells of them, in seconds, and makes none.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxmoe.experiment.table_age import stale, unnoted
+from jaxmoe.experiment.table_age import FILE, read, stale, unnoted
 
 STUDIES = Path(__file__).resolve().parent
 SCRIPTS = {
@@ -26,7 +27,7 @@ SCRIPTS = {
         "claims",
     ),
 }
-OWN_RESUME = ("hd_moe/study", "moentwine/mapping")  # keep their jobs' rows, or none, and have no option for it
+OWN_RESUME = ("hd_moe/study", "moentwine/mapping")  # have no option for it
 
 
 def command(study: str, script: str, out: Path, shared: Path) -> list[str]:
@@ -40,10 +41,17 @@ def command(study: str, script: str, out: Path, shared: Path) -> list[str]:
     return [sys.executable, str(path), *options]
 
 
-def ages(study: str) -> list[str]:
-    """Lines on tables that code made which has changed, and on those of which nothing is noted."""
-    changed = [f"{name} is older than {', '.join(files)}" for name, files in stale(STUDIES / study).items()]
-    return [*changed, *(f"{name}: nothing is noted of what made it" for name in unnoted(STUDIES / study))]
+def ages(study: str, out: Path) -> dict[str, str]:
+    """What is told of tables that code made which has changed, and of those of which nothing is noted."""
+    changed = {name: f"is older than {', '.join(files)}" for name, files in stale(out, STUDIES / study).items()}
+    return changed | dict.fromkeys(unnoted(out), "has no note of what made it")
+
+
+def due(study: str, script: str, out: Path) -> bool:
+    """Whether a script that cannot resume has to run: a table of its is not there, or none is known."""
+    command = f"{study}/{script}.py"
+    own = [name for name, made in read(out / FILE).items() if made["command"].split()[0] == command]
+    return not own or not all((out / f"{name}.csv").is_file() for name in own)
 
 
 def main() -> None:
@@ -54,14 +62,18 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=shared, metavar="FOLDER", help="has traces/ and reference/")
     parser.add_argument("--list", action="store_true", help="tell tables that are stale or of unknown age, make none")
     given = parser.parse_args()
+    out = (given.out or STUDIES / given.study / ("" if given.list else "runs/tables")).resolve()
+    old = ages(given.study, out)
     if given.list:
-        print("\n".join(ages(given.study)) or "all tables are as old as their code")
+        print("\n".join(f"{name} {told}" for name, told in old.items()) or "all tables are as old as their code")
         return
-    out = (given.out or STUDIES / given.study / "runs" / "tables").resolve()
+    for name in old:
+        (out / f"{name}.csv").unlink(missing_ok=True)
     failed = [
         script
         for script in SCRIPTS[given.study]
-        if subprocess.run(command(given.study, script, out, given.shared.resolve())).returncode
+        if (f"{given.study}/{script}" not in OWN_RESUME or due(given.study, script, out))
+        and subprocess.run(command(given.study, script, out, given.shared.resolve())).returncode
     ]
     if failed:
         sys.exit(f"{', '.join(failed)} failed; the others are in {out}")

@@ -52,19 +52,20 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def stale(study: Path) -> dict[str, list[str]]:
-    """Tables of a study that ran through code which is not there now, and the files where it was."""
+def stale(folder: Path, study: Path | None = None) -> dict[str, list[str]]:
+    """Tables of a folder, that of their study or another, which ran through code that is not there now: its files."""
+    study = study or folder
     now = code_pieces.digests(study.glob("*.py")) | _digests_of_the_package()
     told = {
         name: [file for file, digests in each["code"].items() if not now.issuperset(_digests(digests))]
-        for name, each in read(study / FILE).items()
+        for name, each in read(folder / FILE).items()
     }
     return {name: files for name, files in told.items() if files}
 
 
-def unnoted(study: Path) -> list[str]:
-    """Tables of a study of which nothing is known, in the order of their names."""
-    return sorted({path.stem for path in study.glob("*.csv")} - read(study / FILE).keys())
+def unnoted(folder: Path) -> list[str]:
+    """Tables of a folder of which nothing is known, in the order of their names."""
+    return sorted({path.stem for path in folder.glob("*.csv")} - read(folder / FILE).keys())
 
 
 def seed_of(rows: object) -> Mapping[str, Any]:

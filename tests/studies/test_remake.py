@@ -8,7 +8,7 @@ import pytest
 from script_help import HelpServer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
-from remake import SCRIPTS, STUDIES, command
+from remake import SCRIPTS, STUDIES, ages, command, due
 
 sys.path.pop(0)
 WRITERS = ("make_tables(", "claims_script(")
@@ -49,6 +49,20 @@ def test_list_tells_ages_and_makes_no_table(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert not any(tmp_path.iterdir())
+
+
+def test_what_is_stale_or_of_unknown_age_is_told_and_a_script_without_resume_runs_where_a_table_is_missing(tmp_path):
+    for name in ("mapping", "found", "older"):
+        (tmp_path / f"{name}.csv").write_text("a\n1\n")
+    note = '{"command": "moentwine/mapping.py --out FOLDER", "seed": 0, "code": {%s}}'
+    (tmp_path / "made.json").write_text(
+        '{"mapping": %s, "found": %s}' % (note % "", note % '"mapping.py": "000000"')  # noqa: UP031
+    )
+    told = ages("moentwine", tmp_path)
+    assert told == {"found": "is older than mapping.py", "older": "has no note of what made it"}
+    assert not due("moentwine", "mapping", tmp_path)
+    (tmp_path / "found.csv").unlink()
+    assert due("moentwine", "mapping", tmp_path)
 
 
 def test_an_unknown_study_is_named():
