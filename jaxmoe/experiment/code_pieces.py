@@ -56,7 +56,7 @@ def stop() -> None:
     global _WATCHED
     _WATCHED = False
     sys.settrace(None)
-    threading.settrace(None)  # type: ignore[arg-type]
+    threading.settrace(None)
 
 
 def _note(frame: FrameType, event: str, argument: Any) -> None:

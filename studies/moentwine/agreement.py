@@ -1,7 +1,9 @@
-"""Communication of token layouts: the congestion model against the event simulator (line 7, without migration).
+"""Communication of token layouts, and layers under both readings of memory: the model against the event simulator.
 
 Writes `agreement.csv`, a line for each case, and prints R2 and errors: `python studies/moentwine/agreement.py`. Tokens
 choose experts at random, all as likely or by a skewed popularity; each is counted, in the model and in the simulator.
+`agreement_memory.csv` has whole layers of experts under `die.overlap: true` (the longer of products and memory counts)
+and `false` (their sum), by expert parallelism under `least_loaded`.
 """
 
 import itertools
@@ -10,14 +12,18 @@ from collections.abc import Iterator
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from cases import MICRO, STAGES, Case, layout_of, topology_of
+from cases import MICRO, STAGES, Case, hardware_of, layout_of, topology_of
 from layouts import token_communication
 from study import HERE, Row
 
+import jaxmoe as jm
+from jaxmoe.config import build_machine
 from jaxmoe.des import fabric_of
 from jaxmoe.des.token_communication import replay_communication
-from jaxmoe.experiment.table import make_tables, study_options, tables_of
+from jaxmoe.experiment.table import Table, make_tables, study_options, tables_of
 from jaxmoe.experiment.validation import agreement
+from jaxmoe.hardware import Machine
+from jaxmoe.methods import StaticPlan
 from jaxmoe.network import Congestion, token_homes, visit_counts
 from jaxmoe.network.token_communication import num_homes
 from jaxmoe.placement.token_layout import TokenLayout
@@ -36,6 +42,10 @@ LAYOUTS = (
     ("esp", "domain", None),
     ("baseline_esp", "domain", None),
 )
+LAYERS = tuple(
+    itertools.product(("moentwine_4x4", "moentwine_8x8", "dgx_b200_4x8", "nvl72"), ("qwen3-235b-a22b", "deepseek-v3"))
+)
+TOKENS_OF_A_DEVICE = (1, 8, 64)
 
 
 def cases() -> Iterator[Case]:
@@ -107,5 +117,44 @@ def rows() -> list[Row]:
     return made
 
 
+def machine_of(name: str, overlap: bool) -> Machine:
+    """A machine whose dies read while they multiply, or before."""
+    hardware = hardware_of(name)
+    assert hardware.die is not None
+    die = hardware.die.model_copy(update={"overlap": overlap})
+    return build_machine(hardware.model_copy(update={"die": die}))
+
+
+def layers(machine: str, model: str) -> Iterator[Row]:
+    """Microseconds of a layer of experts by model and simulator, over tokens and both readings of memory."""
+    sizes = jm.model(model)
+    drawn = {"skew": SKEW, "coactivation": 0.3, "reuse": 0.2, "seed": SEED}
+    trace = jm.synthetic_trace(8192, range(1), num_experts=sizes.num_experts, top_k=sizes.top_k, **drawn)
+    for overlap in (True, False):
+        layer = jm.layer(machine_of(machine, overlap), sizes, exchange="least_loaded")
+        share = jm.expert_parallel(trace, layer.machine.topology)
+        for tokens in TOKENS_OF_A_DEVICE:
+            batches = jm.sample_batches(trace, tokens * layer.machine.num_nodes, 1, seed=1)
+            run = jm.rollout(StaticPlan(share), layer, batches)
+            told, seen = float(run.time.total[0, 0]), float(jm.replay(run, step=0).seconds[0])
+            known = {"machine": machine, "model": model, "overlap": overlap, "tokens_of_a_device": tokens}
+            compute = float(run.time.stages["compute"][0, 0])
+            yield known | {"model_us": MICRO * told, "simulated_us": MICRO * seen, "model_compute_us": MICRO * compute}
+
+
+def print_agreement(made: list[dict[str, str]]) -> None:
+    """How well model and simulator agree under each reading."""
+    for overlap in ("True", "False"):
+        chosen = [row for row in made if row["overlap"] == overlap]
+        told, seen = (np.array([float(row[f"{who}_us"]) for row in chosen]) for who in ("model", "simulated"))
+        print(f"die.overlap {overlap}, {len(chosen)} layers:", agreement(told, seen))
+
+
 if __name__ == "__main__":
-    make_tables(HERE, tables_of({"agreement": rows}, digits=6), study_options(__doc__).parse_args())
+    tables = [
+        *tables_of({"agreement": rows}, digits=6),
+        Table("agreement_memory", layers, LAYERS, ("machine", "model"), digits=6),
+    ]
+    made = make_tables(HERE, tables, study_options(__doc__).parse_args())
+    if "agreement_memory" in made:
+        print_agreement(made["agreement_memory"])
