@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from online_scenarios import constant, drawn_changes, drawn_scenario
+from oracles.serving import serve_plainly
 
 from jaxmoe.errors import InputError
 from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
-from jaxmoe.serving.online.reference import serve_plainly
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
 from jaxmoe.serving.online.simulate import serve

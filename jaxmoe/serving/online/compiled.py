@@ -1,4 +1,4 @@
-"""The simulator of engines over time, compiled: does what `reference` does, event by event, to the last bit."""
+"""The simulator of engines over time, compiled: event by event and to the last bit as the plain one among the tests."""
 
 from typing import NamedTuple, no_type_check
 

@@ -1,4 +1,4 @@
-"""Scheduling of one data-parallel rank, compiled: does what `reference_rank.Rank` does."""
+"""Scheduling of one data-parallel rank, compiled: does what `Rank` of the plain simulator among the tests does."""
 
 from typing import NamedTuple, no_type_check
 

@@ -1,4 +1,4 @@
-"""KV blocks of every rank in arrays, for compiled code: does what `reference_rank.Blocks` does.
+"""KV blocks of every rank in arrays, for compiled code: does what `Blocks` of the plain simulator among the tests does.
 
 The blocks of a request are a path: each knows the one `BEFORE` it, and the request its `LAST`. Paths that begin alike
 share blocks, so all paths of a rank are a tree. A text is cut into segments: a block of a prefix, then all that is a

@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.engine import Engine, Fleet, Router
-from jaxmoe.serving.online.reference_rank import Job, Rank
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
+from oracles.serving_rank import Job, Rank
 
 ALL_TOKENS, MOST_TOKENS = FEATURES.index("all_tokens"), FEATURES.index("most_tokens")
 
