@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxmoe.serving.online.buffering import Buffering
 from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.engine import Engine, Fleet, Router
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
+from oracles.serving_buffering import earn, pass_layers
 from oracles.serving_rank import Job, Rank
 
 ALL_TOKENS, MOST_TOKENS = FEATURES.index("all_tokens"), FEATURES.index("most_tokens")
@@ -25,11 +27,14 @@ def serve_plainly(
     table: StepTable,
     decode_table: StepTable | None = None,
     changes: Sequence[Change] = (),
+    buffering: Buffering | None = None,
 ) -> Served:
     """All that `serve` tells, token times and steps included."""
     fleet.check(requests)
     check_changes(changes, fleet.all_engines)
-    return _Simulation(requests, fleet, table, decode_table or table, changes).run()
+    if buffering is not None:
+        buffering.check(requests, fleet)
+    return _Simulation(requests, fleet, table, decode_table or table, changes, buffering).run()
 
 
 class _Running:
@@ -73,9 +78,15 @@ class _Turn:
 
 class _Simulation:
     def __init__(
-        self, requests: Requests, fleet: Fleet, table: StepTable, decode_table: StepTable, changes: Sequence[Change]
+        self,
+        requests: Requests,
+        fleet: Fleet,
+        table: StepTable,
+        decode_table: StepTable,
+        changes: Sequence[Change],
+        buffering: Buffering | None,
     ) -> None:
-        self.requests, self.fleet = requests, fleet
+        self.requests, self.fleet, self.buffering = requests, fleet, buffering
         self.first = [_Running(fleet.engine, table, number, changes) for number in range(fleet.engines)]
         self.first_turn, decode = _Turn(fleet.router, fleet.engines), fleet.decode
         self.later: list[_Running] = []
@@ -88,7 +99,7 @@ class _Simulation:
         count = len(requests)
         (self.sent, self.queued), self.scheduled = np.zeros((2, count)), np.full(count, -1.0)
         self.engine, self.rank, self.decode_engine = np.full((3, count), -1)
-        self.cached, self.preemptions = np.zeros((2, count), int)
+        self.cached, self.preemptions, self.deferrals = np.zeros((3, count), int)
         self.tokens: list[list[float]] = [[] for _ in range(count)]
         self.steps: list[tuple[float, ...]] = []
 
@@ -150,22 +161,36 @@ class _Simulation:
         return any(job.given for rank in engine.ranks for job in rank.running)
 
     def _run_step(self, engine: _Running, now: float) -> None:
-        features = np.array([rank.features() for rank in engine.ranks])
+        tokens = sum(job.given for rank in engine.ranks for job in rank.running)
+        if tokens:
+            pause = engine.change(now)
+            seconds = pause + self._seconds(engine)
+            engine.end = now + seconds
+            tokens = sum(job.given for rank in engine.ranks for job in rank.running if job.paused is None)
+            counts = [(len(rank.running), len(rank.waiting), rank.blocks.used) for rank in engine.ranks]
+            self.steps.append((engine.number, now, seconds, tokens, *map(sum, zip(*counts, strict=True))))
+
+    def _seconds(self, engine: _Running) -> float:
+        if self.buffering is not None:
+            (rank,) = engine.ranks
+            return float(engine.table.seconds(pass_layers(rank, self.buffering)[:, None]).mean())
+        given = [[job for job in rank.running if job.given] for rank in engine.ranks]
+        features = np.array([rank.features(own) for rank, own in zip(engine.ranks, given, strict=True)])
         tokens = features[:, FEATURES.index("tokens")]
         features[:, ALL_TOKENS], features[:, MOST_TOKENS] = tokens.sum(), tokens.max()
-        if tokens.any():
-            seconds = engine.change(now) + float(engine.table.seconds(features))
-            engine.end = now + seconds
-            counts = [(len(rank.running), len(rank.waiting), rank.blocks.used) for rank in engine.ranks]
-            self.steps.append((engine.number, now, seconds, int(tokens.sum()), *map(sum, zip(*counts, strict=True))))
+        return float(engine.table.seconds(features))
 
     def _end_step(self, engine: _Running, now: float) -> None:
         engine.end = math.inf
         for rank in engine.ranks:
             for job in [*rank.running]:
+                if job.paused is not None:
+                    job.given = 0
                 job.computed += job.given
                 if job.given and job.left() == 0:
                     job.known += 1
+                    if self.buffering is not None:
+                        earn(job, self.buffering)
                     self.tokens[job.row].append(now)
                     self._after_token(job, rank, engine, now)
                 job.given = 0
@@ -174,6 +199,7 @@ class _Simulation:
         decode = self.fleet.decode
         if len(self.tokens[job.row]) == job.output:
             self.queued[job.row], self.preemptions[job.row] = job.queued, job.preemptions
+            self.deferrals[job.row] = job.deferrals
             self.in_flight -= 1
         elif decode and engine.number < self.fleet.engines:
             seconds = decode.latency_s + job.prompt * decode.seconds_per_token()
@@ -205,6 +231,7 @@ class _Simulation:
             finish=np.array([times[-1] for times in self.tokens]),
             cached=self.cached,
             preemptions=self.preemptions,
+            deferrals=self.deferrals,
             token_starts=np.concatenate([[0], np.cumsum([len(times) for times in self.tokens])]),
             token_times=np.concatenate(self.tokens) if self.tokens else np.zeros(0),
             steps=StepLog(engine, steps[:, 1], steps[:, 2], tokens, running, waiting, kv_blocks),

@@ -40,6 +40,10 @@ class Job:
     given: int = 0  # tokens of the step under way
     preemptions: int = 0
     queued: float = -1.0  # s, when an engine first knew of it
+    paused: int | None = None  # the layer at whose experts it waits
+    timer: int = 0  # waits that it has left
+    passes: int = 0  # tokens since it last earned one
+    deferrals: int = 0
 
     def left(self) -> int:
         return self.known - self.computed
@@ -185,6 +189,7 @@ class Rank:
     def _preempt(self, job: Job) -> None:
         self.blocks.release(job)
         job.computed = job.brought = job.given = 0
+        job.paused = None
         job.preemptions += 1
         self.waiting.appendleft(job)
         self.seen += 1
@@ -207,9 +212,8 @@ class Rank:
             admitted.append(job)
         return admitted
 
-    def features(self) -> Float[np.ndarray, " F"]:
-        """This rank's part of the step that was scheduled, without what is over all ranks."""
-        given = [job for job in self.running if job.given]
+    def features(self, given: list[Job]) -> Float[np.ndarray, " F"]:
+        """What those that are `given` tokens have in the step, without what is over all ranks."""
         read = [job for job in given if not job.decodes()]
         contexts = [job.computed for job in given if job.decodes()]
         tokens = sum(job.given for job in read)
@@ -224,6 +228,8 @@ class Rank:
                 sum(contexts) / len(contexts) if contexts else 0,
                 max(contexts, default=0),
                 0,
+                0,
+                tokens + len(contexts),
                 0,
             ],
             float,

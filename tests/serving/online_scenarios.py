@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxmoe.serving.online.buffering import Buffering
 from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.requests import Requests
@@ -53,7 +54,10 @@ def drawn_table(rng: np.random.Generator) -> StepTable:
     tokens, contexts = np.array([0.0, 10, 40, 100]), np.array([0.0, 30, 90])
 
     def rising(*shape: int) -> np.ndarray:
-        return np.sort(rng.uniform(0, 0.02, shape), axis=0)
+        values = rng.uniform(0, 0.02, shape)
+        for axis in range(len(shape)):  # sorted along each: beyond the grid, where the last slope goes on, steps last
+            values = np.sort(values, axis=axis)
+        return values
 
     return StepTable(
         (
@@ -62,6 +66,7 @@ def drawn_table(rng: np.random.Generator) -> StepTable:
             Term("decode", ("decoding", "context", "longest"), (tokens, contexts, contexts), rising(4, 3, 3)),
             Term("prefill", ("prefill", "prefill_context"), (tokens, contexts), rising(4, 3), weight=2.0),
             Term("head", ("sequences",), (tokens,), rising(4)),
+            Term("experts", ("routed", "loaded"), (tokens, np.array([0.0, 3, 12])), rising(4, 3)),
         )
     )
 
@@ -76,6 +81,21 @@ def drawn_changes(seed: int, fleet: Fleet) -> list[Change]:
     engines = rng.integers(0, fleet.all_engines, count)
     rows = zip(times.tolist(), rng.integers(0, 3, count).tolist(), pauses.tolist(), engines.tolist(), strict=True)
     return [Change(at, tables[table], pause, engine) for at, table, pause, engine in rows]
+
+
+def drawn_buffering(seed: int, requests: Requests) -> Buffering:
+    """Experts of a short trace that all requests go through again and again, some choices of none."""
+    rng = np.random.default_rng([seed, 2])
+    experts = int(rng.integers(2, 12))
+    shape = (int(rng.integers(5, 200)), int(rng.integers(1, 5)), int(rng.integers(1, 4)))
+    chosen = np.minimum(rng.geometric(rng.uniform(0.1, 0.6), shape) - 1, experts - 1)
+    return Buffering(
+        np.where(rng.random(shape) < 0.05, -1, chosen),
+        rng.integers(0, shape[0], len(requests)),
+        experts,
+        float(rng.choice([0.0, 0.1, 0.3, 1.0])),
+        int(rng.choice([1, 2, 4, 40])),
+    )
 
 
 def _engine(rng: np.random.Generator) -> Engine:

@@ -18,6 +18,7 @@ def served_by_hand(sent: np.ndarray, scheduled: np.ndarray, first_token: np.ndar
         finish=finish,
         cached=nothing,
         preemptions=nothing,
+        deferrals=nothing,
         token_starts=np.zeros(len(sent) + 1, np.int64),
         token_times=np.zeros(0),
     )

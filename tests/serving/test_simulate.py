@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from online_scenarios import constant, drawn_changes, drawn_scenario
+from online_scenarios import Scenario, constant, drawn_buffering, drawn_changes, drawn_scenario
 from oracles.serving import serve_plainly
 
 from jaxmoe.errors import InputError
+from jaxmoe.serving.online.buffering import Buffering
 from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.requests import Requests
@@ -33,10 +34,17 @@ def times_of(served: Served) -> list[list[float]]:
     return [list(each) for each in np.split(served.token_times, served.token_starts[1:-1])]
 
 
-def both(requests: Requests, fleet: Fleet, table: StepTable = SECOND, *changes: Change) -> Served:
+def both(
+    requests: Requests,
+    fleet: Fleet,
+    table: StepTable = SECOND,
+    *changes: Change,
+    buffering: Buffering | None = None,
+) -> Served:
     """Results of the plain simulator, once the compiled one has the same."""
-    plain = serve_plainly(requests, fleet, table, changes=changes)
-    assert_same(plain, serve(requests, fleet, table, token_times=True, steps=True, changes=changes))
+    plain = serve_plainly(requests, fleet, table, changes=changes, buffering=buffering)
+    compiled = serve(requests, fleet, table, token_times=True, steps=True, changes=changes, buffering=buffering)
+    assert_same(plain, compiled)
     return plain
 
 
@@ -208,6 +216,80 @@ def test_steps_of_one_rank_that_change_with_contexts_alone_are_as_plain(seed):
     assert_same(serve_plainly(requests, fleet, table, decode_table), written)
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_compiled_as_plain_with_requests_that_wait(seed):
+    scenario = with_one_rank(drawn_scenario(seed))
+    requests, fleet, table, decode_table = scenario
+    changes = drawn_changes(seed, fleet) if seed % 2 else []
+    buffering = drawn_buffering(seed, requests)
+    plain = serve_plainly(*scenario, changes, buffering)
+    assert_same(plain, serve(*scenario, token_times=True, steps=True, changes=changes, buffering=buffering))
+    brief = replace(plain, token_starts=np.zeros(0, int), token_times=np.zeros(0), steps=None)
+    assert_same(brief, serve(*scenario, changes=changes, buffering=buffering))
+
+
+def with_one_rank(scenario: Scenario) -> Scenario:
+    fleet, decode = scenario.fleet, scenario.fleet.decode
+    decode = decode and replace(decode, engine=replace(decode.engine, ranks=1))
+    return scenario._replace(fleet=replace(fleet, engine=replace(fleet.engine, ranks=1), decode=decode))
+
+
+@given(seed=st.integers(100, 10**6))
+@settings(max_examples=50)
+def test_laws_of_waiting(seed):
+    """Nobody is lost, nobody waits more often than the slack allows, and without slack nobody does."""
+    scenario = with_one_rank(drawn_scenario(seed))
+    requests, buffering = scenario.requests, drawn_buffering(seed, scenario.requests)
+    served = serve(*scenario, token_times=True, steps=True, buffering=buffering)
+    assert [len(times) for times in times_of(served)] == requests.output.tolist()
+    most = requests.output // buffering.passes if buffering.passes else 0 * requests.output
+    assert (served.deferrals <= most).all()
+    if not served.preemptions.any():
+        assert served.steps is not None
+        assert served.steps.tokens.sum() == (requests.prompt - served.cached + requests.output - 1).sum()
+
+
+def test_requests_of_random_scenarios_wait():
+    scenarios = [with_one_rank(drawn_scenario(seed)) for seed in range(50)]
+    every = [serve(*each, buffering=drawn_buffering(seed, each.requests)) for seed, each in enumerate(scenarios)]
+    assert sum((served.deferrals > 0).sum() for served in every) > 100
+
+
+def test_a_request_waits_for_others_that_choose_its_expert():
+    """Two layers. Attention of a layer takes 0.5 s if any token comes to it, and each expert that is loaded 1 s; a step
+    takes the mean of its layers. Prompts load experts 0 and 1, then 0: 0.5 + 2 and 0.5 + 1. Outputs choose 1 and 2, a
+    token each: both requests wait, after 0.5 s of attention in the first layer, and go on without it, 2 and 0.5 + 1."""
+    experts = np.array([[[0], [0]], [[0], [0]], [[1], [0]], [[2], [0]]])
+    table = StepTable(
+        (
+            Term("attention", ("tokens",), (np.array([0.0, 1.0, 2.0]),), np.array([0.0, 0.5, 0.5])),
+            Term("experts", ("loaded",), (np.array([0.0, 1.0, 2.0]),), np.array([0.0, 1.0, 2.0])),
+        )
+    )
+    requests, fleet = requests_of((0, 1, 2), (0, 1, 2)), Fleet(Engine())
+    asked = Buffering(experts, np.array([1, 2]), 3, slack=1.0)
+    served = both(requests, fleet, table, buffering=asked)
+    assert list(served.deferrals) == [1, 1]
+    assert times_of(served) == [[2.0, 4.0], [2.0, 4.0]]
+    without = both(requests, fleet, table, buffering=replace(asked, slack=0.0))
+    assert times_of(without) == [[2.0, 4.0], [2.0, 4.0]]
+    assert served.steps is not None
+    assert list(served.steps.seconds) == [2.0, 0.25, 1.75]
+    assert list(served.steps.tokens) == [2, 0, 2]
+
+
+def test_waiting_that_cannot_be_is_told():
+    experts = np.zeros((4, 2, 1), int)
+    with pytest.raises(InputError, match=r"buffering\.slack is 2; expected 0 to 1"):
+        Buffering(experts, np.zeros(1, int), 1, 2.0)
+    asked = Buffering(experts, np.zeros(1, int), 1, 0.5)
+    for simulate in (serve, serve_plainly):
+        with pytest.raises(InputError, match=r"engine\.ranks is 2; expected 1 with buffering"):
+            simulate(requests_of((0, 1, 1)), Fleet(Engine(ranks=2)), SECOND, buffering=asked)
+        with pytest.raises(InputError, match=r"buffering\.first has 1 rows; expected the 2"):
+            simulate(requests_of((0, 1, 1), (0, 1, 1)), Fleet(Engine()), SECOND, buffering=asked)
+
+
 def without_longest(table: StepTable) -> StepTable:
     """The table without what the longest context adds, so that one term changes from step to step."""
     terms = [
@@ -355,7 +437,7 @@ def test_a_run_that_does_not_go_on_has_what_a_whole_one_has_by_then(monkeypatch)
 def test_steps_of_a_batch_of_them_are_those_of_each():
     table = drawn_scenario(3).table
     features = np.random.default_rng(0).uniform(0, 150, (5, 2, len(FEATURES)))
-    features[2, :, FEATURES.index("tokens")] = 0
+    features[2, :, [FEATURES.index("tokens"), FEATURES.index("routed")]] = 0
     each = [float(table.seconds(step)) for step in features]
     assert table.seconds(features).tolist() == each
     assert each[2] == 0

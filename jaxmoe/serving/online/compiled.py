@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from numba import njit
 
 from jaxmoe.des.heap import drop_first, push, uncounted
+from jaxmoe.serving.online.compiled_buffering import earn
 from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, SENT, leave, push_last
 from jaxmoe.serving.online.compiled_step import IN_FLIGHT, LOGGED, ON_WAY, ROW, begin_step, quiet_steps
 from jaxmoe.serving.online.kv_blocks import (
@@ -19,6 +20,7 @@ from jaxmoe.serving.online.kv_blocks import (
     NONE,
     OUTPUT,
     OWN,
+    PAUSED,
     PROMPT,
     RANK,
     release,
@@ -58,13 +60,14 @@ class Clock(NamedTuple):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def run(clock, queues, memory, tables, records, features):
+def run(clock, queues, memory, tables, routing, records, features):
     """Go on until all requests are served; False where the log of steps is full, to be read and emptied before."""
     return _run(
         uncounted(clock),
         uncounted(queues),
         uncounted(memory),
         uncounted(tables),
+        uncounted(routing),
         uncounted(records),
         uncounted(features),
     )
@@ -72,7 +75,7 @@ def run(clock, queues, memory, tables, records, features):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _run(clock, queues, memory, tables, records, features):
+def _run(clock, queues, memory, tables, routing, records, features):
     engines, counts, quiet = len(clock.ends), clock.counts, clock.quiet
     while True:
         if 0 < len(records.step_times) < counts[LOGGED] + engines:
@@ -88,7 +91,7 @@ def _run(clock, queues, memory, tables, records, features):
             if clock.ends[engine] == now:
                 clock.ends[engine] = np.inf
                 for rank in range(clock.first_rank[engine], clock.first_rank[engine + 1]):
-                    _end_step(clock, queues, memory, records, rank, now, engine < clock.first_engine[1])
+                    _end_step(clock, queues, memory, routing, records, rank, now, engine < clock.first_engine[1])
         while counts[ON_WAY] > 0 and clock.transfer_ends[0] == now:
             _end_transfer(clock, queues, memory)
         while _next_sending(clock) <= now:
@@ -97,7 +100,7 @@ def _run(clock, queues, memory, tables, records, features):
             if clock.ends[engine] == np.inf:
                 _change(clock, engine, now)
                 seconds, quiet[engine] = begin_step(
-                    queues, memory, tables, records, counts, features, _where(clock, engine), now
+                    queues, memory, tables, routing, records, counts, features, _where(clock, engine), now
                 )
                 if seconds >= 0:
                     clock.ends[engine], clock.pause[engine] = now + seconds, 0.0
@@ -209,7 +212,7 @@ def _send(clock, queues, memory, now):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _end_step(clock, queues, memory, records, rank, now, reads):
+def _end_step(clock, queues, memory, routing, records, rank, now, reads):
     """Hand out the tokens of a step. Requests that are done leave, as do those of an engine that only `reads`."""
     jobs, seats, moments, counts = memory.jobs, queues.seats, queues.moments, clock.counts
     reads_only = reads and len(clock.transfer_ends) > 0
@@ -219,10 +222,14 @@ def _end_step(clock, queues, memory, records, rank, now, reads):
             continue
         given = jobs[row, GIVEN]
         jobs[row, GIVEN] = 0
+        if jobs[row, PAUSED] != NONE:
+            continue
         jobs[row, COMPUTED] += given
         if given > 0 and jobs[row, COMPUTED] == jobs[row, KNOWN]:
             token = jobs[row, KNOWN] - jobs[row, PROMPT]
             jobs[row, KNOWN] += 1
+            if len(routing.experts) > 0:
+                earn(jobs, routing, row)
             if len(records.token_times) > 0:
                 records.token_times[records.token_starts[row] + token] = now
             if token == 0:

@@ -19,6 +19,7 @@ from jaxmoe.serving.online.kv_blocks import (
     KNOWN,
     NEXT,
     NONE,
+    PAUSED,
     PREEMPTED,
     PROMPT,
     SEATS,
@@ -187,6 +188,7 @@ def _preempt(queues, memory, rank, row):
     jobs = memory.jobs
     release(memory, rank, row)
     jobs[row, COMPUTED] = jobs[row, BROUGHT] = jobs[row, GIVEN] = 0
+    jobs[row, PAUSED] = NONE
     jobs[row, PREEMPTED] += 1
     queues.sums[rank, LOST] += 1
     jobs[row, NEXT] = NONE if queues.waiting[rank] == 0 else queues.head[rank]

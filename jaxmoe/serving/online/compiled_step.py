@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numba import njit
 
+from jaxmoe.serving.online.compiled_buffering import pass_layers
 from jaxmoe.serving.online.compiled_rank import (
     CONTEXT,
     DECODING,
@@ -53,7 +54,7 @@ class Records(NamedTuple):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def begin_step(queues, memory, tables, records, counts, features, where, now):
+def begin_step(queues, memory, tables, routing, records, counts, features, where, now):
     """Run the batch of those whom the ranks knew of when the last step began, if any, else of all who are there.
 
     Returns its seconds, below 0 if there is nothing to do, and whether it may be the first of quiet steps.
@@ -72,8 +73,12 @@ def begin_step(queues, memory, tables, records, counts, features, where, now):
         sums = queues.sums[rank]
         quiet &= sums[READ] == 0 and sums[LOST] == 0 and sums[DECODING] == queues.running[rank]
         quiet &= queues.seen[rank] == queues.waiting[rank]
-    _fill(queues, features, first, end)
-    seconds = pause + step_seconds(tables, table, features[: end - first], False)
+    if len(routing.experts) > 0:
+        quiet, seconds = False, pass_layers(queues, memory, tables, routing, first, table)
+    else:
+        _fill(queues, features, first, end)
+        seconds = step_seconds(tables, table, features[: end - first], False)
+    seconds = pause + seconds
     if len(records.step_times) > 0:
         _log(queues, memory, records, counts, engine, first, end, now, seconds)
     if ahead:
@@ -104,6 +109,7 @@ def _fill(queues, features, first, end):
         row[0], row[1], row[2], row[4], row[6] = tokens, sums[SEQUENCES], sums[READ], sums[DECODING], sums[LONGEST]
         row[3] = sums[READ_CONTEXT] / max(sums[READ], 1)
         row[5] = sums[CONTEXT] / max(sums[DECODING], 1)
+        row[9] = tokens
         total, most = total + tokens, max(most, tokens)
     features[: end - first, 7], features[: end - first, 8] = total, most
 

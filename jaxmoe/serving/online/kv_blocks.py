@@ -15,7 +15,8 @@ from numba import njit
 # Columns of a request.
 PROMPT, OUTPUT, KNOWN, COMPUTED, GIVEN, BROUGHT, NEXT, LAST, HELD, NAMED, UNNAMED, OWN = range(12)
 CACHED, PREEMPTED, ENGINE, RANK, DECODE_ENGINE = range(12, 17)
-REQUEST_COLUMNS = 17
+PAUSED, TIMER, PASSES, DEFERRED = range(17, 21)  # of those who may wait at a layer, see `compiled_buffering`
+REQUEST_COLUMNS = 21
 # Columns of a block. OLDER and NEWER are its neighbours in the queue of free blocks.
 OLDER, NEWER, HOLDERS, BEFORE, INDEX, SEGMENT = range(6)
 BLOCK_COLUMNS = 6

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxmoe.serving.online.buffering import Buffering
 from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.compiled import Clock, run
+from jaxmoe.serving.online.compiled_buffering import routing_of
 from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, QUEUED, SCHEDULED, SENT, SUM_COLUMNS, Queues
 from jaxmoe.serving.online.compiled_step import LOGGED, Records
 from jaxmoe.serving.online.engine import Engine, Fleet
@@ -14,6 +16,7 @@ from jaxmoe.serving.online.kv_blocks import (
     BLOCK_COLUMNS,
     CACHED,
     DECODE_ENGINE,
+    DEFERRED,
     ENGINE,
     HOLDERS,
     KNOWN,
@@ -23,6 +26,7 @@ from jaxmoe.serving.online.kv_blocks import (
     OLDER,
     OUTPUT,
     OWN,
+    PAUSED,
     PREEMPTED,
     PROMPT,
     RANK,
@@ -47,14 +51,18 @@ def serve(
     steps: bool = False,
     changes: Sequence[Change] = (),
     goes_on: Callable[[Served], bool] | None = None,
+    buffering: Buffering | None = None,
 ) -> Served:
     """Where and when each request is served by engines whose steps take what `table` says, until `changes` of it.
 
-    Steps of a decode pool take `decode_table`, or `table` too. `goes_on` is asked now and then, with what was served so
+    Steps of a decode pool take `decode_table`, or `table` too. With `buffering`, a step takes the mean over layers of
+    what one takes all of whose layers are alike. `goes_on` is asked now and then, with what was served so
     far; where it says no, the rest is not served: moments that have not come are -1. Raises `InputError` for requests
     that can never be served, and changes that cannot be.
     """
     fleet.check(requests)
+    if buffering is not None:
+        buffering.check(requests, fleet)
     check_changes(changes, fleet.all_engines)
     engines = [fleet.engine] * fleet.engines + ([fleet.decode.engine] * fleet.decode.engines if fleet.decode else [])
     ranks = [engine for engine in engines for _ in range(engine.ranks)]
@@ -73,9 +81,10 @@ def serve(
     )
     most = max(engine.ranks for engine in engines)
     tables, features = pack(list(numbers), most), np.zeros((most, len(FEATURES)))
+    routing = routing_of(buffering, queues.seats.shape[1])
     logged, done = [], False
     while not done:
-        done = run(clock, queues, memory, tables, records, features)
+        done = run(clock, queues, memory, tables, routing, records, features)
         count = clock.counts[LOGGED]
         logged.append((records.step_numbers[:count].copy(), records.step_times[:count].copy()))
         clock.counts[LOGGED] = 0
@@ -97,6 +106,7 @@ def _served(queues: Queues, memory: KvMemory, records: Records, steps: StepLog |
         finish=moments[:, FINISH].copy(),
         cached=jobs[:, CACHED].copy(),
         preemptions=jobs[:, PREEMPTED].copy(),
+        deferrals=jobs[:, DEFERRED].copy(),
         token_starts=records.token_starts,
         token_times=records.token_times,
         steps=steps,
@@ -196,7 +206,7 @@ def _memory(requests: Requests, fleet: Fleet, ranks: Sequence[Engine]) -> KvMemo
 def _jobs(requests: Requests) -> Int[np.ndarray, "R columns"]:
     jobs = np.zeros((len(requests), REQUEST_COLUMNS), np.int32)
     jobs[:, PROMPT], jobs[:, OUTPUT], jobs[:, KNOWN] = requests.prompt, requests.output, requests.prompt
-    jobs[:, [LAST, OWN, DECODE_ENGINE]] = NONE
+    jobs[:, [LAST, OWN, DECODE_ENGINE, PAUSED]] = NONE
     return jobs
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 # Numbers of one rank's part of a step. `all_tokens` and `most_tokens` are over the ranks that step together.
 FEATURES = (
-    "tokens",  # of prompts and of outputs
+    "tokens",  # of prompts and of outputs, whose attention is computed
     "sequences",  # that get a token in this step, so need the head
     "prefill",  # tokens of prompts that are read
     "prefill_context",  # tokens of the same prompt before the step, a mean over tokens read
@@ -21,6 +21,8 @@ FEATURES = (
     "longest",  # the longest of these contexts
     "all_tokens",
     "most_tokens",
+    "routed",  # tokens that pass the experts; fewer than `tokens` in a layer where some wait, more where some go on
+    "loaded",  # experts that these chose; 0 where nobody asks which, so only tables for `Buffering` read it
 )
 
 
@@ -48,7 +50,7 @@ class StepTable:
         """Seconds of steps; ranks without tokens count as idle, and a step without any takes none."""
         of_rank = [_read(term, features) for term in self.terms if term.scope == "rank"]
         common = [_read(term, features[..., :1, :])[..., 0] for term in self.terms if term.scope == "group"]
-        any_tokens = features[..., FEATURES.index("tokens")].any(axis=-1)
+        any_tokens = features[..., [FEATURES.index("tokens"), FEATURES.index("routed")]].any(axis=(-2, -1))
         slowest = sum(of_rank, np.zeros(features.shape[:-1])).max(axis=-1)
         return np.where(any_tokens, slowest + sum(common, np.zeros(any_tokens.shape)), 0.0)
 
