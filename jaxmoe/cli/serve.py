@@ -165,6 +165,8 @@ def _print_served(serving: Serving, report: dict[str, Any]) -> None:
     table.add_row("part of requests within these", f"{report['within_limits']:.1%}")
     table.add_row("prompt tokens from the cache", f"{report['prompt_tokens_from_cache']:.1%}")
     table.add_row("preemptions", f"{report['preemptions']}")
+    if serving.buffering is not None:
+        table.add_row("times that a request waited at a layer", f"{report['deferrals']}")
     if moves := report.get("rebalancing"):
         table.add_row("choices on the fullest GPU over the mean", digits(moves["imbalance"]))
     if moves and moves["moves"]:

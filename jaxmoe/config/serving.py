@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Name, NonNegative, Portion, Positive, Rate, Section, Seed
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Portion, Positive, Rate, Section, Seed
 from jaxmoe.errors import RuleError
 
 
@@ -69,6 +69,20 @@ class PrefixesConfig(Section):
     count: Count = Field(description="the number of different texts", examples=[64])
     tokens: Count = Field(description="the number of tokens of each, which come before prompt_tokens", examples=[2048])
     skew: NonNegative = Field(default=1.0, description="the Zipf exponent of their popularity, 0 for even")
+
+
+class BufferingConfig(Section):
+    """Requests that wait at a layer whose expert would be loaded for few tokens (expert_streaming_fse_dp)."""
+
+    slack: Fraction = Field(
+        default=0.2,
+        description="the part of its forward passes that a request may wait, or 0 for none; steps take what the experts "
+        "that their tokens choose take, in either case",
+        examples=[0.1],
+    )
+    least_tokens: Count = Field(
+        default=2, description="the tokens below which an expert makes requests wait, theta_min", examples=[2]
+    )
 
 
 class LimitsConfig(Section):
@@ -211,6 +225,12 @@ class ServingConfig(Section):
         default=None,
         description="what places experts anew as a mapping, or null where they stay",
         examples=[{"method": "eplb", "every_s": 60}],
+    )
+    buffering: BufferingConfig | None = Field(
+        default=None,
+        description="when requests wait for others at a layer as a mapping, under system expert_streaming, or null for "
+        "steps that take what they take on average",
+        examples=[{"slack": 0.1}],
     )
     limits: LimitsConfig = Field(default=LimitsConfig(), description="what users wait at most, as a mapping")
     seed: Seed = Field(default=0, description="the seed of arrivals, lengths and prefixes", examples=[0])

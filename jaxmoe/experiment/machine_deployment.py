@@ -1,7 +1,7 @@
 """A scenario's whole model on any machine, timed by the engine: plan, exchange and system inside a deployed step."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 
@@ -24,6 +24,7 @@ from jaxmoe.serving.deployment import Deployment, Exchange, check_attention
 from jaxmoe.serving.machine_step import Context, MachineStep, SystemLayers
 from jaxmoe.serving.memory import DeviceMemory, DoesNotFitError, does_not_fit
 from jaxmoe.serving.step import AbstractStep
+from jaxmoe.traces import Batch
 
 ENGINE: Exchange = "engine"
 # Keys of a deployment that say how kernels of GPUs are laid out, and what says so on other machines.
@@ -54,6 +55,23 @@ def compared(scenario: Scenario) -> Iterator[Deployed[AbstractStep]]:
         own = deployed(scenario)
         yield own
         yield from other_layouts(scenario, own)
+
+
+def deployed_on_machine(scenario: Scenario) -> Deployed[MachineStep]:
+    """The deployment of a scenario that the engine times. Raises `OptionError` or `DeploymentError`."""
+    return next(_on_machine(scenario))
+
+
+def experts_timed(scenario: Scenario) -> Callable[[Batch], LayerTime]:
+    """Times [step, layer] of a scenario's system for batches of any choices, one context token before each."""
+    inputs = inputs_of(scenario)
+    strategy = _plan(inputs)
+
+    def timed(batches: Batch) -> LayerTime:
+        runs, _ = _runs(inputs, strategy, batches.experts.shape[2], Context(1.0, 1.0))
+        return runs[[*runs][-1]].rollout(batches).time
+
+    return timed
 
 
 def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:

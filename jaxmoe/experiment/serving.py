@@ -12,6 +12,7 @@ from jaxmoe.config.serving import RandomArrivals
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Row
 from jaxmoe.serving.online.arrivals import at_rate, mean_rate
+from jaxmoe.serving.online.buffering import Buffering
 from jaxmoe.serving.online.capacity import Forbids, drained_rate, what_forbids
 from jaxmoe.serving.online.engine import Fleet
 from jaxmoe.serving.online.metrics import PERCENTILES, Limits, Waits, distribution, span_of, waits_of
@@ -25,7 +26,7 @@ WAITS = {name: f"{name}_{{}}_s" for name in Waits._fields}  # columns of their s
 STATISTICS = ("mean", *(f"p{at}" for at in PERCENTILES))
 COLUMNS = (
     *("requests", "gpus", "span_s", "sent_per_s", "requests_per_s", "output_tokens_per_s", "goodput_per_s"),
-    *("within_limits", "drains", "prompt_tokens_from_cache", "preemptions"),
+    *("within_limits", "drains", "prompt_tokens_from_cache", "preemptions", "deferrals"),
     *(column.format(each) for column in WAITS.values() for each in STATISTICS),
 )
 
@@ -40,6 +41,7 @@ class Serving:
     limits: Limits
     gpus: int  # of all engines
     rebalancing: Rebalancing | None = None  # where requests have topics
+    buffering: Buffering | None = None  # where requests wait for others at a layer
 
     def at(
         self,
@@ -52,7 +54,8 @@ class Serving:
         requests = self.requests if rate is None else at_rate(self.requests, rate)
         planned = self.planned if rate is None else self._planned(requests)
         changes, asks = planned.changes if planned else (), None if goes_on is None else partial(goes_on, requests)
-        return requests, serve(requests, self.fleet, self.table, self.table, token_times, steps, changes, asks)
+        given = (token_times, steps, changes, asks, self.buffering)
+        return requests, serve(requests, self.fleet, self.table, self.table, *given)
 
     @property
     def rate(self) -> float | None:
@@ -80,6 +83,8 @@ class Serving:
         found.update(repr((asked.prefix_tokens, self.fleet, self.limits, names)).encode())
         if self.rebalancing is not None:
             found.update(self.rebalancing.identity)
+        if self.buffering is not None:
+            found.update(self.buffering.identity)
         return found.hexdigest()[:16]
 
     def forbids(self, rate: float) -> Forbids:
@@ -105,6 +110,7 @@ def answers(serving: Serving, requests: Requests, served: Served) -> dict[str, A
         "drains": drained_rate(served) is None,
         "prompt_tokens_from_cache": float(served.cached.sum() / requests.prompt.sum()),
         "preemptions": int(served.preemptions.sum()),
+        "deferrals": int(served.deferrals.sum()),
     }
 
 
@@ -138,9 +144,10 @@ def row_of(told: dict[str, Any]) -> Row:
 
 def check_drains(serving: Serving, arrivals: RandomArrivals, served: Served) -> None:
     """Raise `InputError` where requests come at random faster than they can ever be served, with what could be."""
-    most = drained_rate(served)
+    most, engines = drained_rate(served), serving.fleet.engines
     if most is not None:
+        drain = "1 engine drains" if engines == 1 else f"{engines} engines drain"
         raise InputError(
             f"serving.arrivals.rate_per_s is {arrivals.rate_per_s:g}; expected less than {most:.3g}, which is what "
-            f"{serving.fleet.engines} engines drain while requests wait. Lower it, or raise serving.engines"
+            f"{drain} while requests wait. Lower it, or raise serving.engines"
         )

@@ -20,9 +20,12 @@ from jaxmoe.config.serving import (
 )
 from jaxmoe.experiment.deployment import Deployed, deployed
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.machine_deployment import deployed_on_machine, in_engine
 from jaxmoe.experiment.serving import Serving
+from jaxmoe.experiment.serving_machine import buffering_of, check_buffering, machine_table
 from jaxmoe.experiment.serving_topics import rebalancing_of, topic_shares, with_topics
 from jaxmoe.hardware.gpu.files import read_kernels
+from jaxmoe.serving.closed_loop import BACKENDS
 from jaxmoe.serving.gating import loads_of_layers
 from jaxmoe.serving.memory import cache_bytes
 from jaxmoe.serving.online.arrivals import Lengths, Prefixes, at_rate, check_lengths, drawn
@@ -37,7 +40,7 @@ from jaxmoe.serving.online.recorded import read_requests
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.step_table import StepTable
 from jaxmoe.serving.online.topics import Shares, read_topics
-from jaxmoe.serving.step import ModelStep
+from jaxmoe.serving.step import AbstractStep, ModelStep
 from jaxmoe.units import GIGA, MICRO
 
 KEPT = 64  # deployments and tables of steps that are kept for the next scenarios
@@ -58,8 +61,8 @@ class ServingReader:
     def __init__(self, profile: Path | None = None) -> None:
         self._profile = profile
         self._kernels, self._recorded, self._loads = cache(read_kernels), cache(read_requests), cache(read_topics)
-        self._deployed: dict[str, Deployed[ModelStep]] = {}
-        self._tables: dict[tuple[str, Padding], StepTable] = {}
+        self._deployed: dict[str, Deployed] = {}
+        self._tables: dict[tuple, StepTable] = {}
 
     def __call__(self, scenario: Scenario) -> Serving:
         """The requests and engines that a scenario describes.
@@ -73,29 +76,48 @@ class ServingReader:
                 "random, rate_per_s: 4}}, or --set 'serving={arrivals: {kind: random, rate_per_s: 4}}'"
             )
         key = scenario.model_copy(update={"serving": None, "name": ""}).model_dump_json()
+        if in_engine(scenario):
+            return self._on_machine(scenario, asked, key)
+        if asked.buffering is not None:
+            check_buffering(scenario)
         own = _kept(self._deployed, key, lambda: deployed(scenario, self._kernels))
-        requests = self._requests(asked, own)
-        fleet = _fleet(asked, own)
-        assert fleet.engine.kv_blocks is not None
-        kept = fleet.engine.kv_blocks * fleet.engine.block_tokens + 1  # the last token's keys and values are not needed
-        check_lengths(requests, kept, "serving.engine.cache_tokens, for which memory has to be there")
-        fleet.check(requests)
+        requests, fleet = self._asked(asked, own)
         # vLLM pads small steps to the sizes of its CUDA graphs.
         padding = Padding(graph_sizes(fleet.engine.seats)) if own.deployment.backend == "vllm" else Padding()
         table = _kept(self._tables, (key, padding), lambda: self._table(own, padding))
-        limits = asked.limits
         return Serving(
             requests,
             fleet,
             table,
-            Limits(limits.first_token_s or np.inf, (limits.per_token_ms or np.inf) / 1e3, limits.part),
+            _limits(asked),
             fleet.all_engines * own.deployment.devices,
             None
             if asked.topics is None
             else self._rebalancing(scenario.hardware, asked.topics, asked.rebalance, own, table, padding),
         )
 
-    def _requests(self, asked: ServingConfig, own: Deployed[ModelStep]) -> Requests:
+    def _on_machine(self, scenario: Scenario, asked: ServingConfig, key: str) -> Serving:
+        """Requests and engines on a machine that the engine times."""
+        _check_on_machine(scenario, asked, self._profile)
+        own = _kept(self._deployed, key, lambda: deployed_on_machine(scenario))
+        requests, fleet = self._asked(asked, own)
+        most = fleet.engine.token_budget + fleet.engine.seats
+        called = (key, most, asked.buffering is not None)
+        table = _kept(self._tables, called, lambda: machine_table(scenario, own, *called[1:]))
+        gpus = fleet.all_engines * own.deployment.devices
+        buffering = asked.buffering and buffering_of(scenario, asked.buffering, len(requests))
+        return Serving(requests, fleet, table, _limits(asked), gpus, buffering=buffering)
+
+    def _asked(self, asked: ServingConfig, own: Deployed[AbstractStep]) -> tuple[Requests, Fleet]:
+        """Requests, and engines that can serve them. Raises `InputError`."""
+        requests, fleet = self._requests(asked, own), _fleet(asked, own)
+        assert fleet.engine.kv_blocks is not None
+        kept = fleet.engine.kv_blocks * fleet.engine.block_tokens + 1  # the last token's keys and values are not needed
+        check_lengths(requests, kept, "serving.engine.cache_tokens, for which memory has to be there")
+        fleet.check(requests)
+        return requests, fleet
+
+    def _requests(self, asked: ServingConfig, own: Deployed[AbstractStep]) -> Requests:
         arrivals = asked.arrivals
         if isinstance(arrivals, FileArrivals):
             requests = self._recorded(Path(arrivals.path), arrivals.requests)
@@ -163,14 +185,32 @@ def _kept(known: dict[Any, Made], key: object, make: Callable[[], Made]) -> Made
     return known[key]
 
 
-def _lengths(asked: ServingConfig, own: Deployed[ModelStep]) -> Lengths:
+def _limits(asked: ServingConfig) -> Limits:
+    limits = asked.limits
+    return Limits(limits.first_token_s or np.inf, (limits.per_token_ms or np.inf) / 1e3, limits.part)
+
+
+def _check_on_machine(scenario: Scenario, asked: ServingConfig, profile: Path | None) -> None:
+    """Raise `OptionError` for what needs kernels of GPUs, and for buffering that its system has no use for."""
+    kernels = {"--profile": profile, "serving.topics": asked.topics, "serving.decode": asked.decode}
+    given = [name for name, value in kernels.items() if value is not None]
+    if given:
+        raise OptionError(
+            f"{given[0]} is given, but {scenario.hardware.name} is timed by the engine; expected a machine with "
+            "measured kernels, such as h200_sxm_8. Leave it out, or take one"
+        )
+    if asked.buffering is not None:
+        check_buffering(scenario)
+
+
+def _lengths(asked: ServingConfig, own: Deployed[AbstractStep]) -> Lengths:
     if asked.lengths is None:
         return Lengths(float(own.users.prompt), float(own.users.output))
     given = asked.lengths
     return Lengths(given.prompt_tokens, given.output_tokens, given.prompt_variation, given.output_variation)
 
 
-def _fleet(asked: ServingConfig, own: Deployed[ModelStep]) -> Fleet:
+def _fleet(asked: ServingConfig, own: Deployed[AbstractStep]) -> Fleet:
     engine, decode = _engine(asked.engine, own), asked.decode
     pool = None
     if decode is not None:
@@ -186,13 +226,19 @@ def _fleet(asked: ServingConfig, own: Deployed[ModelStep]) -> Fleet:
     return Fleet(engine, asked.engines, asked.router, users, pool)
 
 
-def _engine(asked: EngineConfig, own: Deployed[ModelStep]) -> Engine:
+def _engine(asked: EngineConfig, own: Deployed[AbstractStep]) -> Engine:
     backend, ranks = own.backend, own.deployment.data
+    if asked.cache_tokens is None and not np.isfinite(own.memory.sequences):
+        raise OptionError(
+            "serving.engine.cache_tokens is not given, and the machine states no memory that would limit it; expected "
+            "the tokens whose keys and values are kept. Write for example --set serving.engine.cache_tokens=65536"
+        )
+    seats = backend.seats if np.isfinite(backend.seats) else BACKENDS[own.deployment.backend].seats
     tokens = asked.cache_tokens or int(own.memory.sequences * (own.users.prompt + own.users.output / 2))
     return Engine(
         batching="vllm" if backend.mixes else "sglang",
         token_budget=asked.token_budget or int(backend.chunk_of_rank(ranks)),
-        seats=asked.seats or int(backend.seats),
+        seats=asked.seats or int(seats),
         ranks=ranks,
         kv_blocks=max(tokens // asked.block_tokens, 1),
         block_tokens=asked.block_tokens,

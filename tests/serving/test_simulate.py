@@ -219,9 +219,8 @@ def test_steps_of_one_rank_that_change_with_contexts_alone_are_as_plain(seed):
 @pytest.mark.parametrize("seed", range(50))
 def test_compiled_as_plain_with_requests_that_wait(seed):
     scenario = with_one_rank(drawn_scenario(seed))
-    requests, fleet, table, decode_table = scenario
-    changes = drawn_changes(seed, fleet) if seed % 2 else []
-    buffering = drawn_buffering(seed, requests)
+    changes = drawn_changes(seed, scenario.fleet) if seed % 2 else []
+    buffering = drawn_buffering(seed, scenario.requests)
     plain = serve_plainly(*scenario, changes, buffering)
     assert_same(plain, serve(*scenario, token_times=True, steps=True, changes=changes, buffering=buffering))
     brief = replace(plain, token_starts=np.zeros(0, int), token_times=np.zeros(0), steps=None)

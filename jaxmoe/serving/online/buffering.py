@@ -21,8 +21,8 @@ class Buffering:
 
     Token `p` of request `r`, of prompt and output, chooses `experts[(first[r] + p) % tokens]`; -1 is no expert. With a
     `slack` of 0.1, ten tokens of output let a request wait once (N_threshold), and with 0 none ever waits. A request
-    waits where one of its experts has fewer than `least_tokens` (theta_min) in the step, if it has a wait left. Requests
-    whose prompt is read do not wait: their pass is none of many. Raises `InputError` for a slack over 1.
+    waits where one of its experts has fewer than `least_tokens` (theta_min) in the step, if it has a wait left. Who
+    reads a prompt does not wait: that pass is none of many. Raises `InputError` for a slack over 1.
     """
 
     experts: Int[np.ndarray, "tokens layers top_k"]
@@ -39,6 +39,12 @@ class Buffering:
     def passes(self) -> int:
         """Tokens of output after which a request may wait once more; 0 where it never may."""
         return round(1 / self.slack) if self.slack else 0
+
+    @property
+    def identity(self) -> bytes:
+        """What decides who waits, as bytes."""
+        rules = repr((self.num_experts, self.passes, self.least_tokens)).encode()
+        return b"".join([np.ascontiguousarray(self.experts), np.ascontiguousarray(self.first), rules])
 
     def check(self, requests: Requests, fleet: Fleet) -> None:
         """Raise `InputError` for engines whose ranks would have to wait for each other, and other requests."""
