@@ -1,6 +1,6 @@
 """Base class of the sections of configuration files, types of their fields, and numbers by dotted key."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -21,7 +21,14 @@ class Section(BaseModel):
 
 
 class ConfigError(InputError):
-    """A configuration that cannot be used. The message names the place, the value and the remedy."""
+    """A configuration that cannot be used. The message names the place, the value and the remedy.
+
+    `written_in`: the labels of the files or options that have the wrong values, where that is known.
+    """
+
+    def __init__(self, message: str, written_in: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.written_in = frozenset(written_in)
 
 
 Name = Annotated[str, Field(min_length=1)]

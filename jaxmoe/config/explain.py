@@ -120,8 +120,11 @@ def explain(error: ValidationError, root: object, draft: Draft) -> ConfigError:
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     lines: list[str] = []
     meant: set[Keys] = set()
+    written_in: set[str] = set()
     for problem in problems:
-        keys = _key_path(problem["loc"], root, draft.data)
+        rule = problem.get("ctx", {}).get("error")
+        keys = _key_path(problem["loc"], root, draft.data) + (rule.keys if isinstance(rule, RuleError) else ())
+        written_in.add(draft.source(keys).label)
         if problem["type"] == "extra_forbidden":
             line, guess = _unknown_key(keys, problem["input"], root, draft)
             meant.add((*keys[:-1], guess))
@@ -131,7 +134,7 @@ def explain(error: ValidationError, root: object, draft: Draft) -> ConfigError:
         elif keys not in meant:
             lines.append(f"{draft.place(keys)} is missing. {_advice(_look_up(root, keys, draft.data)[1])}.")
     rest = [f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    return ConfigError("\n".join(lines[:MOST_LINES] + rest))
+    return ConfigError("\n".join(lines[:MOST_LINES] + rest), written_in)
 
 
 def _unknown_key(keys: Keys, value: object, root: object, draft: Draft) -> tuple[str, str]:
@@ -150,7 +153,6 @@ def _wrong_value(keys: Keys, problem: ErrorDetails, root: object, draft: Draft) 
     context: dict[str, Any] = problem.get("ctx", {})
     rule = context.get("error")
     if isinstance(rule, RuleError):
-        keys = keys + rule.keys
         default = "" if _is_given(keys, draft.data) else " (the default)"
         return f"{draft.place(keys)} is {_show(rule.value)}{default}; expected {rule.expected}. {rule.remedy}."
     value, advice = problem["input"], _advice(_look_up(root, keys, draft.data)[1])

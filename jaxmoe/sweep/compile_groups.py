@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.config import Scenario, build_model
+from jaxmoe.config import ConfigError, Scenario, build_model
 from jaxmoe.config.keys import is_number, is_of_system
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.errors import InputError
@@ -171,11 +171,12 @@ def _check_values(grouping: Grouping, points: Sequence[Point], known: Sequence[P
     """Raise `SweepError` where a value of an axis does in no point.
 
     A value that is in points alone that cannot be, as drawn ones are in but one, may do in the place of another's.
+    Where the wrong value stands in another file, which does not go with that of the axis, the points have notes.
     """
     space, refused, fine = grouping.space, list[tuple[Point, InputError]](), [*known]
     for members in grouping.sorted(points):
         errors = _refused_numbers(grouping, members)
-        refused += [(members[at], error) for at, error in errors.items()]
+        refused += [(members[at], error) for at, error in errors.items() if _is_of_study(space, error)]
         fine += [point for at, point in enumerate(members) if at not in errors]
     some = fine[:: max(len(fine) // MOST_TRIED, 1)]
     for key in space.study.config.axes if refused else ():
@@ -185,6 +186,11 @@ def _check_values(grouping: Grouping, points: Sequence[Point], known: Sequence[P
             if text not in valid and not any(_loads(space, other.values | {key: value}) for other in some):
                 raise SweepError(str(error))
             valid.add(text)
+
+
+def _is_of_study(space: Space, error: InputError) -> bool:
+    """Whether a value that the study gives is wrong, as far as is known."""
+    return not isinstance(error, ConfigError) or not error.written_in or space.label in error.written_in
 
 
 def _loads(space: Space, values: Values) -> bool:

@@ -1,6 +1,7 @@
 """Points that cannot be evaluated: each has its own reason, in any order and wherever a sweep stopped."""
 
 import pytest
+import yaml
 from sweep_keys import DIE, LINK
 
 from jaxmoe.errors import InputError
@@ -108,3 +109,14 @@ def test_layers_that_a_model_lacks_name_the_key_of_the_study(study, sweep, tmp_p
     with pytest.raises(SweepError, match=r"study.yaml: layers has \[99\], but .* in layers \[3, 5\]; name some of"):
         sweep(axes={LINK: [1]}, layers=[3, 99])
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_sizes_that_the_machine_of_a_file_lacks_rows_for_are_noted(study, scenario, tmp_path):
+    slow = yaml.safe_load(scenario.read_text())
+    slow["hardware"] |= {"mesh_shape": [3, 2], "dies": [{"row": 2, "compute_TFLOPs_per_s": 0.5}]}
+    scenario.write_text(yaml.safe_dump(slow))
+    (tmp_path / "out").mkdir()
+    path = study(axes={"hardware.mesh_shape": [[3, 2], [2, 2]], "strategy": ["tp"]})
+    done = run_sweep(read_study(path), tmp_path / "out", lambda done, total: None)
+    assert [row["total_s"] is None for row in done.rows] == [False, True]
+    assert "dies.0.row is 2; expected a row of the 2x2 mesh" in done.rows[1]["note"]
