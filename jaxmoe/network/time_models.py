@@ -253,7 +253,8 @@ def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopolog
     XLA's CPU compiler (jaxlib 0.10) goes wrong where a product with a constant matrix of equal entries is reduced at
     once: `tests/network/test_constant_matrix.py` has the case. Latencies that are all 0 would be such a matrix.
     """
-    return matrix + 1e-30 * jnp.asarray(topology.hop_counts(), matrix.dtype)
+    # On a mesh NumPy multiplies: XLA is long over large constants.
+    return matrix + (1e-30 * topology.hop_counts()).astype(matrix.dtype)
 
 
 def _columns(table: Float[Array, "node node2"], destination: OneOf) -> Float[Array, "flow node"]:

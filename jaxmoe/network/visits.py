@@ -244,15 +244,20 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Int[Array, " to
 
 def _corner_host(topology: AbstractTopology, visits: Visits) -> Int[Array, " token"]:
     corners = np.resize(topology.corners, visits.visited.shape[0])
-    hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
-    beyond = hops.max() * 2
-    return _least(hops[corners] + (1 - visits.visited) * beyond)
+    hops, farthest = _hops(topology, visits)
+    return _least(hops[corners] + (1 - visits.visited) * farthest * 2)
 
 
 def _hops_in_all(topology: AbstractTopology, visits: Visits, beyond: int = 0) -> Float[Array, "token node"]:
     """From every node to all that the token visits; for a node that it does not, more than any of these + `beyond`."""
-    hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
-    return visits.visited @ hops + (1 - visits.visited) * (hops.max() * topology.num_nodes + beyond)
+    hops, farthest = _hops(topology, visits)
+    return visits.visited @ hops + (1 - visits.visited) * (farthest * topology.num_nodes + beyond)
+
+
+def _hops(topology: AbstractTopology, visits: Visits) -> tuple[Float[Array, "node node2"], Int[Array | np.integer, ""]]:
+    """From every node to every node, and the most of them: by NumPy on a mesh, for XLA is long over large constants."""
+    hops = topology.hop_counts()
+    return jnp.asarray(hops, visits.visited.dtype), hops.max()
 
 
 def _least(values: Float[Array, "*lead node"]) -> Int[Array, "*lead"]:

@@ -14,7 +14,7 @@ from oracles.layer import Tokens
 from oracles.topologies import NETWORKS, mesh
 
 from jaxmoe.network import Visits, replicated_visits, sharded_visits
-from jaxmoe.network.visits import homes
+from jaxmoe.network.visits import _hops, homes
 from jaxmoe.relax import HardSupport, as_weights
 
 VISITS = {"sharded": sharded_visits, "replicated": replicated_visits}
@@ -134,3 +134,10 @@ def test_a_draw_names_a_choice_that_the_token_has():
     assert batch.gather_expert.tolist() == [4, 4, 2]
     visits = sharded(floats(np.eye(5, 6)), batch)
     assert found("lowest_host", mesh((2, 3)), visits).tolist() == [4, 4, 2]
+
+
+def test_the_longest_way_over_a_mesh_is_found_before_xla_compiles():
+    """XLA takes a minute over the maximum of a constant of 4096 nodes squared."""
+    hops, longest = _hops(mesh((3, 5)), visits_of([[1] * 15]))
+    assert isinstance(longest, np.integer)
+    assert int(longest) == int(hops.max()) == 2 + 4
