@@ -241,7 +241,8 @@ def advise(case: Case, windows: Windows) -> Advice:
     """
     if len(windows) < 4:
         raise PlanError(
-            f"the trace has {len(windows)} windows, expected 4 or more to evaluate on later ones; record longer"
+            f"the loads are of {len(windows)} window{'s' * (len(windows) != 1)}, expected 4 or more, to evaluate on "
+            "later ones; record longer, or give load counts by time, `counts` [windows, layers, experts] in an npz"
         )
     half = len(windows) // 2
     found = outcomes(case, windows[:half], windows[half:])

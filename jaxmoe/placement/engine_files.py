@@ -41,6 +41,8 @@ def read_slot_plan(path: Path, hints: Hints, ranks: int | None = None) -> ReadPl
     """
     try:
         content = _content(path)
+        if content == {}:
+            raise PlanError("holds nothing; get it again")
         if isinstance(content, dict) and "share" in content:
             plan, notes = slot_plan(read_plan(path, hints.layer_ids or ()))
             _check_ranks(plan.ranks, ranks)

@@ -266,6 +266,7 @@ def test_bad_files_are_refused_with_their_name(content, expected, tmp_path):
         ("num_slots: 4\ninitial_global_assignments: {1: [0, 1, 2, 3], 5: [0, 1, 2, 3]}", "layer 2 is in the file or"),
         ("num_slots: 5\ninitial_global_assignments: {1: [0, 1, 2, 3], 2: [0, 1, 2, 3]}", "4 slots, num_slots is 5"),
         ("", "the file is empty; get it again"),
+        ("{}", "holds nothing; get it again"),
     ],
 )
 def test_texts_that_are_no_placement(text, expected, tmp_path):
