@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -145,6 +146,23 @@ def print_memory(inputs: Inputs, strategies: Sequence[Strategy]) -> None:
     ]
     for strategy, row in zip(strategies, zip(*columns, strict=True), strict=True):
         table.add_row(escape(strategy.name), *row)
+    print_table(table)
+
+
+def print_front(front: Sequence[Mapping[str, Any]], chosen: int) -> None:
+    """Bytes against time by the number of copies of every expert, where there is a choice."""
+    if len(front) == 1:
+        return
+    factor, unit = time_unit(max(each["time_s"] or 0.0 for each in front))
+    told = f"on the tuner's batches; {NONE} where the bound is above the time of fewer copies; tuned has {chosen}"
+    headings = ("weights of a\nnode, mean GB", f"best plan\n{unit}", f"no plan below\n{unit}")
+    table = new_table("bytes against time", "copies of an expert", headings, told)
+    columns = [
+        aligned(None if value is None else value * scale for value in (each[key] for each in front))
+        for key, scale in (("weights_mean_B", 1 / GIGA), ("time_s", factor), ("bound_s", factor))
+    ]
+    for each, row in zip(front, zip(*columns, strict=True), strict=True):
+        table.add_row(str(each["copies"]), *row)
     print_table(table)
 
 

@@ -52,7 +52,7 @@ Optimiser = Annotated[
 Copies = Annotated[
     int,
     typer.Option(
-        "--copies", metavar="N", min=1, help="Place so many copies of every expert: memory buys time, in equal regions."
+        "--copies", metavar="N", min=1, help="Place up to so many copies of every expert, in equal regions; tell each."
     ),
 ]
 HardwareSpace = Annotated[

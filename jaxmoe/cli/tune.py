@@ -1,5 +1,6 @@
 """`jaxmoe tune` and `jaxmoe evaluate`: find a placement, and compare it or given ones with the usual ones."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,14 +12,20 @@ import typer
 
 from jaxmoe.cli import evaluate_phase, tune_hardware
 from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
-from jaxmoe.cli.comparison_output import comparison_warnings, print_comparison, print_topics, print_warnings
+from jaxmoe.cli.comparison_output import (
+    comparison_warnings,
+    print_comparison,
+    print_front,
+    print_topics,
+    print_warnings,
+)
 from jaxmoe.cli.early_end import INTERRUPTED, end_within, last_words
 from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import element_bytes
 from jaxmoe.experiment.comparison import (
     Comparison,
-    check_copies,
+    check_budget,
     check_optimiser,
     compare,
     placement_problem,
@@ -29,7 +36,7 @@ from jaxmoe.experiment.comparison import (
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, given_plans, placed, standard_strategies
-from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
+from jaxmoe.experiment.summary import comparison_report, front_report, provenance, tuning_report
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.tune import TuneResult
@@ -38,7 +45,6 @@ from jaxmoe.tune.results import BestSoFar, best_so_far
 PLAN = "plan.npz"
 # With `--time-limit` the search has a part of the time, the comparison the rest; it may go on for a little longer.
 SEARCH_PART, PAST_LIMIT_S = 2 / 3, 3.5
-LEAST_S = 1e-3  # of a search, which still ends with a plan
 OUT_OF_TIME = 1  # the exit code where there is no plan yet
 
 
@@ -76,12 +82,12 @@ def run(
                 *given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED)),
             ]
             problem = placement_problem(inputs)
-            check_copies(problem, copies)
+            check_budget(problem, copies)
             folder.check(PLAN)  # before hours of search
             limit_s = None if time_limit is None else _searching(folder, time_limit)
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"), _kept_in_time(folder, inputs, optimiser):
-                problem, result = search(optimiser, inputs, problem, report, copies, limit_s)
+                problem, result, front = search(optimiser, inputs, problem, report, copies, limit_s)
                 tuned = tuned_strategies(inputs, result, problem)
                 # First of all: the comparison takes a while, and this is what the time was spent on.
                 _write_plans(folder, inputs, tuned, result, optimiser)
@@ -93,10 +99,16 @@ def run(
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
-        tuning = {"optimiser": optimiser, "copies": copies} | tuning_report(result, comparison) | {"topics": topics}
+        told: dict[str, Any] = {
+            "optimiser": optimiser,
+            "copies": math.prod(problem.regions),
+            "front": front_report(inputs, front),
+        }
+        tuning = told | tuning_report(result, comparison) | {"topics": topics}
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison) | {"tuning": tuning}
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         _print(inputs, comparison, topics, wide)
+        print_front(told["front"], told["copies"])
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
 
@@ -148,7 +160,7 @@ def _searching(folder: OutputFolder, limit_s: float) -> float:
     """How much of the command's time limit is left to the search; a while after it, the command ends in any case."""
     used_s = time.monotonic() - folder.begun
     end_within(limit_s + PAST_LIMIT_S - used_s, "time limit", lambda: 0 if PLAN in folder.written else OUT_OF_TIME)
-    return max(SEARCH_PART * limit_s - used_s, LEAST_S)
+    return SEARCH_PART * limit_s - used_s
 
 
 @contextmanager

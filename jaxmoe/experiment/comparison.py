@@ -1,5 +1,6 @@
 """Searched plans and usual strategies, compared under every exchange."""
 
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -19,10 +20,12 @@ from jaxmoe.registry import OPTIMISERS
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.bounds import bound_if_any
-from jaxmoe.tune.regions import in_regions, region_cuts
+from jaxmoe.tune.regions import Budgeted, check_copies, within_budget
 from jaxmoe.tune.two_stage import TwoStageSettings
 
 # From inputs to a tuned plan: the problem, the optimiser by its name with its settings for one run, the result.
+
+LEAST_S = 1e-3  # of a search that has no time left: it still ends with a plan
 
 
 def placement_problem(inputs: Inputs) -> PlacementProblem:
@@ -43,12 +46,11 @@ def placement_problem(inputs: Inputs) -> PlacementProblem:
     )
 
 
-def check_copies(problem: PlacementProblem, copies: int) -> None:
+def check_budget(problem: PlacementProblem, copies: int) -> None:
     """Raise `OptionError` for so many copies of every expert as the machine cannot have, before any work."""
     if copies > 1:
         try:
-            for cut in region_cuts(problem, copies):
-                replace(problem, regions=cut)
+            check_copies(problem, copies)
         except PlanError as error:
             raise OptionError(f"--copies {copies}: {error}") from None
 
@@ -70,27 +72,25 @@ def search(
     report: Report,
     copies: int = 1,
     limit_s: float | None = None,
-) -> tuple[PlacementProblem, TuneResult]:
-    """Run the optimiser of this name, with so many copies of every expert. Returns what it solved and the result.
+) -> Budgeted:
+    """Run the optimiser of this name with up to so many copies of every expert. Returns what it solved, and results.
 
     The scenario's `tuning` has the seed of all, the time limit unless another is given, and what else the gradient
-    tuner takes.
+    tuner takes. Searches with fewer and with more copies share the time limit.
     """
-    optimiser, tuning = OPTIMISERS[name], inputs.scenario.tuning
+    optimiser, tuning, begun = OPTIMISERS[name], inputs.scenario.tuning, time.monotonic()
     limit_s = tuning.time_limit_s if limit_s is None else limit_s
 
-    def solved(problem: PlacementProblem) -> TuneResult:
+    def solved(problem: PlacementProblem, to_come: int) -> TuneResult:
+        left_s = None if limit_s is None else max(limit_s - (time.monotonic() - begun), LEAST_S) / to_come
         if optimiser.settings is TunerSettings:
-            return optimiser.run(problem, replace(build_tuner_settings(tuning), time_limit_s=limit_s), report)
-        settings = optimiser.settings(seed=tuning.seed, time_limit_s=limit_s)
+            return optimiser.run(problem, replace(build_tuner_settings(tuning), time_limit_s=left_s), report)
+        settings = optimiser.settings(seed=tuning.seed, time_limit_s=left_s)
         if isinstance(settings, TwoStageSettings):
             settings = replace(settings, gamma=fitted_gamma(inputs).gamma)
         return optimiser.run(problem, settings, report)
 
-    if copies == 1:
-        return problem, solved(problem)
-    tuned, result = in_regions(problem, copies, tuning.seed, report).tuned(solved, tuning.seed)
-    return replace(tuned, exchanges=problem.exchanges), result
+    return within_budget(problem, copies, solved, tuning.seed, report)
 
 
 def tuned_strategies(inputs: Inputs, result: TuneResult, problem: PlacementProblem) -> list[Strategy]:

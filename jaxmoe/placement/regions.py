@@ -61,15 +61,19 @@ def regions_named(name: str) -> Regions:
     return Regions(_sides(cut), "tp" if tensor else "ep" if expert else "hybrid", _sides(groups) if groups else ())
 
 
+def numbers_of_regions(topology: AbstractTopology) -> list[int]:
+    """Numbers of equal regions into which the machine can be cut, from 1 on."""
+    return sorted({math.prod(cut) for cut in equal_cuts(topology.num_nodes, topology.grid)})
+
+
 def all_regions(topology: AbstractTopology, experts: int, count: int) -> list[Regions]:
     """All plans with so many regions: every cut, and inside tensor, expert and every hybrid parallelism.
 
     Raises `PlanError` where so many regions do not divide the machine.
     """
-    cuts = equal_cuts(topology.num_nodes, topology.grid)
-    found = [cut for cut in cuts if math.prod(cut) == count]
+    found = [cut for cut in equal_cuts(topology.num_nodes, topology.grid) if math.prod(cut) == count]
     if not found:
-        legal = ", ".join(map(str, sorted({math.prod(cut) for cut in cuts})))
+        legal = ", ".join(map(str, numbers_of_regions(topology)))
         raise PlanError(f"{count} regions do not divide a machine of {topology.num_nodes} nodes; use one of {legal}")
     plans: list[Regions] = []
     for cut in found:

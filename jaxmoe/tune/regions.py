@@ -1,10 +1,11 @@
-"""Tuning with several copies of every expert, each in a region of the machine: which cut, and which rule."""
+"""Tuning with copies of every expert, each in a region of the machine: how many, which cut, and which rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from jaxmoe.placement.regions import all_regions, regions_named
+from jaxmoe.placement.regions import all_regions, numbers_of_regions, regions_named
+from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.results import Progress, TuneResult, silent
@@ -18,6 +19,83 @@ def region_cuts(problem: PlacementProblem, copies: int) -> list[tuple[int, ...]]
     """All cuts of the machine into so many regions. Raises `PlanError` where there is none."""
     every = all_regions(problem.model.machine.topology, problem.trace.num_experts, copies)
     return list(dict.fromkeys(regions.cut for regions in every))
+
+
+def check_copies(problem: PlacementProblem, copies: int) -> None:
+    """Raise `PlanError` for so many copies as do not divide the machine, or do not fit its memory."""
+    for cut in region_cuts(problem, copies):
+        replace(problem, regions=cut)
+
+
+class Budget(NamedTuple):
+    """So many copies of every expert: how fast the best plan is that a search found, and how fast any can be."""
+
+    copies: int
+    seconds: float | None  # mean over layers, on the batches that decide; `None` where the bound told enough
+    bound: float  # s, mean over layers: no plan with so many copies is faster
+
+
+class Budgeted(NamedTuple):
+    """What was solved and found within a budget of copies, and every number of copies that the budget allows."""
+
+    problem: PlacementProblem
+    result: TuneResult
+    front: tuple[Budget, ...]
+
+
+def within_budget(
+    problem: PlacementProblem,
+    copies: int,
+    search: Callable[[PlacementProblem, int], TuneResult],
+    seed: int,
+    progress: Progress = silent,
+) -> Budgeted:
+    """The fastest plan with at most so many copies of every expert, of searches with each number that can be.
+
+    A search is told how many are still to come, itself among them. There is none with a number whose bound is not below
+    what fewer copies take: so it is where reading weights takes longest, for more copies are more to read. Ctrl-C ends
+    the search under way and all others. Raises `PlanError` where so many do not divide the machine, or do not fit the
+    memory.
+    """
+    if copies > 1:
+        check_copies(problem, copies)
+
+    def with_copies(number: int, to_come: int) -> tuple[PlacementProblem, TuneResult]:
+        return in_regions(problem, number, seed, progress).tuned(lambda each: search(each, to_come), seed)
+
+    numbers = [each for each in numbers_of_regions(problem.model.machine.topology) if each <= copies]
+    best, result = problem, search(problem, len(numbers))
+    stopped, front = result.stopped, [_budget(1, result)]
+    for done, number in enumerate(numbers[1:], start=1):
+        if stopped == "interrupted":
+            break
+        bound = _least_bound(problem, number, seed)
+        if bound >= result.cost.mean():
+            front.append(Budget(number, None, bound))
+            continue
+        solved, found = with_copies(number, len(numbers) - done)
+        front.append(_budget(number, found))
+        stopped = found.stopped or stopped
+        if found.cost.mean() < result.cost.mean():
+            best, result = replace(solved, exchanges=problem.exchanges), found
+    return Budgeted(best, replace(result, stopped=stopped), tuple(front))
+
+
+def _budget(copies: int, result: TuneResult) -> Budget:
+    return Budget(copies, float(result.cost.mean()), float(result.bound.mean()))
+
+
+def _least_bound(problem: PlacementProblem, copies: int, seed: int) -> float:
+    """Least bound of all cuts on plans whose tokens are served where they live, s, on the batches that decide.
+
+    It stands for plans that serve by least work too: those spread as many choices over as many copies.
+    """
+    bounds = []
+    with StopSwitch() as stop:
+        for cut in region_cuts(problem, copies):
+            evaluator = Evaluator(replace(problem, regions=cut), seed, stop)
+            bounds.append(float(lower_bound(evaluator.problem, evaluator.selection).mean()))
+    return min(bounds)
 
 
 @dataclass(frozen=True)

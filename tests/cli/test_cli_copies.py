@@ -92,6 +92,10 @@ def test_tuning_with_copies(run, scenario, out):
     assert held["tuned"] == pytest.approx(2 * held["tp"])
     assert held["regions"] == pytest.approx(held["tuned"])
     assert told["tuning"]["copies"] == 2
+    front = told["tuning"]["front"]
+    assert [each["weights_mean_B"] for each in front] == pytest.approx([held["tp"], held["tuned"]])
+    assert front[0]["time_s"] > front[1]["time_s"] == told["tuning"]["stages"]["final_s"]["mean"]
+    assert "bytes against time" in result.output
     again = run("evaluate", scenario, *MEMORY, "--plan", out / "plan.npz", "--out", out.parent / "again")
     assert again.exit_code == 0, again.output
     seen = json.loads((out.parent / "again" / "summary.json").read_text())["strategies"]["plan"]["mean"]["total_s"]

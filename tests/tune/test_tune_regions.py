@@ -8,13 +8,14 @@ import pytest
 from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, SHAPE, small_problem
 
 from jaxmoe.engine import evaluate, serving_of
+from jaxmoe.hardware import node_memory
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError
 from jaxmoe.placement.regions import Regions, by_least_work, region_copies, regions_named, shipped_regions
-from jaxmoe.tune import evaluator, local_search, tune
+from jaxmoe.tune import evaluator, local_search, regions, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
-from jaxmoe.tune.regions import in_regions, region_cuts
+from jaxmoe.tune.regions import in_regions, region_cuts, within_budget
 from jaxmoe.tune.settings import StopSwitch
 
 
@@ -138,11 +139,69 @@ def test_what_is_returned_is_legal_and_no_slower_than_any_region():
         assert lower_bound(problem, batches)[row] <= seconds[row] * (1 + 1e-6)
 
 
+def reading_bound():
+    """A problem in which reading weights takes longest: more copies are more to read."""
+    plain = small_problem(exchanges=("random_host",), flops_factor=1e3, link_factor=1e3)
+    memory = node_memory(jnp.full(NODES, 1e9), jnp.full(NODES, jnp.inf))
+    machine = replace(plain.model.machine, memory=memory)
+    return replace(plain, model=replace(plain.model, machine=machine))
+
+
+class ShippedOnly:
+    """A search that ends with the best shipped plan, and notes what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, problem, to_come):
+        self.asked.append((problem.num_experts // EXPERTS, to_come))
+        with StopSwitch() as stop:
+            evaluator = Evaluator(problem, 0, stop)
+            return evaluator.conclude(evaluator.shipped.plan, {}, {})
+
+
+@pytest.mark.parametrize("known_bound", [True, False])
+def test_fewer_copies_within_a_budget_are_returned_where_they_are_faster(monkeypatch, known_bound):
+    if not known_bound:
+        monkeypatch.setattr(regions, "_least_bound", lambda *_: 0.0)
+    problem, search = reading_bound(), ShippedOnly()
+    found = within_budget(problem, 4, search, 0)
+    assert found.problem is problem
+    assert search.asked == [(1, 3)] if known_bound else [(1, 3), (2, 2), (4, 1)]
+    one, *more = found.front
+    assert [each.copies for each in found.front] == [1, 2, 4]
+    assert found.result.cost.mean() == one.seconds
+    for each in more:
+        assert each.bound > one.seconds if known_bound else each.seconds > one.seconds
+        plans = in_regions(problem, each.copies, 0).shipped
+        assert ShippedOnly()(plans, 1).cost.mean() >= each.bound
+
+
+def test_as_many_copies_as_the_budget_has_are_returned_where_they_are_fastest():
+    search = ShippedOnly()
+    found = within_budget(small_problem(link_factor=1e-3), 4, search, 0)  # links decide, and every node has all experts
+    assert [each.copies for each in found.front] == [1, 2, 4]
+    assert found.problem.num_experts == 4 * EXPERTS
+    assert found.result.cost.mean() == min(each.seconds for each in found.front)
+    assert found.problem.exchanges == small_problem().exchanges
+
+
+def test_ctrl_c_ends_the_searches_with_more_copies():
+    search = ShippedOnly()
+    found = within_budget(
+        small_problem(link_factor=1e-3), 4, lambda *given: replace(search(*given), stopped="interrupted"), 0
+    )
+    assert search.asked == [(1, 3)]
+    assert found.result.stopped == "interrupted"
+
+
 def test_copies_that_cannot_be_are_refused():
     with pytest.raises(PlanError, match=r"3 regions do not divide a machine of 4 nodes; use one of 1, 2, 4"):
         in_regions(small_problem(), 3, 0)
+    with pytest.raises(PlanError, match=r"3 regions do not divide a machine of 4 nodes; use one of 1, 2, 4"):
+        within_budget(small_problem(), 3, ShippedOnly(), 0)
     with pytest.raises(PlanError, match=r"the experts of a layer need 12 .* have fewer copies"):
-        replace(small_problem(room=2.0), regions=(1, 2))
+        within_budget(small_problem(room=2.0), 2, ShippedOnly(), 0)
     replicated = replace(small_problem(), model=replace(small_problem().model, mode="replicated"))
     with pytest.raises(PlanError, match=r"regions are .* of a replicated plan"):
         replace(replicated, regions=(1, 2))
