@@ -9,6 +9,7 @@ as they add up to less than 2**24.
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +49,9 @@ class LeastCongestedExchange(DescribedExchange):
         described = exchange_of(name)
         assert isinstance(described, LeastCongested)
         return cls(described)
+
+    def in_rounds(self, tokens: int) -> "LeastCongestedExchange":
+        return LeastCongestedExchange(replace(self.description, at_once=max(tokens, self.description.at_once)))
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         chosen = jax.lax.stop_gradient(self.choices(topology, visits))

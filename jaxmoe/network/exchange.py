@@ -128,6 +128,10 @@ class AbstractExchange(eqx.Module):
         """How many choices so many tokens take one after another, each knowing those before; by default none."""
         return 0
 
+    def in_rounds(self, tokens: int) -> "AbstractExchange":
+        """The exchange with so many tokens, or more, that choose without knowing of each other: a quicker stand-in."""
+        return self
+
     def deciding(self, topology: AbstractTopology, visits: Visits) -> Phases | Rounds | None:
         """Traffic before dispatch by which nodes learn what they have to know, B; `None`: it costs nothing."""
         return None

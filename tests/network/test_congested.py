@@ -126,6 +126,18 @@ def test_tokens_that_choose_at_once_crowd_but_little():
     assert eight < 0.85 * corners
 
 
+@pytest.mark.parametrize(
+    ("name", "in_rounds"),
+    [
+        ("least_congested_visited", "least_congested_visited_by_4"),
+        ("least_congested_by_8", "least_congested_by_8"),
+        ("least_loaded", "least_loaded"),
+    ],
+)
+def test_an_exchange_in_rounds(name, in_rounds):
+    assert build_exchange(name, mesh((2, 2))).in_rounds(4).name == in_rounds
+
+
 class Given(LeastCongestedExchange):
     """The exchange with choices that are made already; what links carry is found by following the trees."""
 

@@ -17,7 +17,7 @@ from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
 from jaxmoe.placement.strategies import shipped_strategies
-from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
+from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, local_search, tune, tuner
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.settings import StopSwitch
@@ -64,6 +64,22 @@ def test_the_last_stage_is_the_exact_time_of_the_plan(tuned):
     total = evaluate(problem.model, jnp.asarray(tuned.gathered, jnp.float32), run.selection).total
     np.testing.assert_allclose(tuned.stages["searched"], total.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(tuned.bound, lower_bound(problem, run.selection), rtol=1e-6)
+
+
+def test_with_many_nodes_tokens_choose_in_rounds_while_the_tuner_searches(monkeypatch):
+    monkeypatch.setattr(tuner, "MANY_NODES", 1)
+    searched = []
+    improve, under = local_search.improve, PlacementProblem.under
+    monkeypatch.setattr(local_search, "improve", lambda *given: searched.append(given[-2].name) or improve(*given))
+    monkeypatch.setattr(PlacementProblem, "under", lambda *given: searched.append(given[-1].name) or under(*given))
+    problem = small_problem(exchanges=())
+    problem = problem.under(build_exchange("least_congested", problem.model.machine.topology))
+    result = tune(problem, dataclasses.replace(SETTINGS, steps=25, refine_steps=100))
+    assert searched[1:] == ["least_congested_by_4"] * 2
+    assert {*result.exchange, *result.gathered_exchange} == {"least_congested"}
+    run = Evaluator(problem, SETTINGS.seed, StopSwitch())
+    total = evaluate(problem.model, jnp.asarray(result.gathered, jnp.float32), run.selection).total
+    np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
 
 
 def test_history_and_wall_times_are_told(tuned):
