@@ -20,7 +20,7 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.methods import UnsuitableSystemError
 from jaxmoe.report import plot_serving
 from jaxmoe.report.style import aligned
-from jaxmoe.serving.closed_loop import LIMITS, MeanWaits, Users, limits, serve
+from jaxmoe.serving.closed_loop import LIMITS, MeanWaits, limits, serve, tokens_of_step
 from jaxmoe.serving.costs import BOARD, joules_of_steps
 from jaxmoe.serving.costs import PARTS as PARTS_SAY
 from jaxmoe.serving.launch import engine_options, launch_line
@@ -88,7 +88,7 @@ def _batch(own: Deployed, phase: str, served: MeanWaits) -> StepLoad:
     prompt, output = float(own.users.prompt), float(own.users.output)
     if phase == "prefill":
         return StepLoad(jnp.zeros_like(served.decoding), prompt, _chunk(own), prompt)
-    return StepLoad(served.decoding, prompt + output / 2)
+    return StepLoad(served.decoding, prompt + output / 2, queries=own.deployment.queries)
 
 
 def _chunk(own: Deployed) -> float:
@@ -108,7 +108,7 @@ def _told(each: Deployed) -> str:
 def _curve(each: Deployed) -> Curve:
     """Waiting times at `_counts` and at the users' own number, and output tokens of a device a second."""
     count = jnp.asarray((*_counts(each), each.users.concurrency), jnp.float32)
-    users = Users(jnp.maximum(count, each.deployment.data), each.users.prompt, each.users.output)
+    users = each.users._replace(concurrency=jnp.maximum(count, each.deployment.data))
     served = serve(each.step, users, each.memory, each.backend, each.overheads)
     return served, np.asarray(served.tokens_per_s_device(each.step))
 
@@ -164,6 +164,7 @@ def _report(own: Deployed, phase: str, parts: dict[str, float], served: MeanWait
             "first_token_s": float(served.first_token[OWN]),
             "per_token_s": float(served.per_token[OWN]),
             "decoding_sequences_a_rank": float(served.decoding[OWN]),
+            "tokens_of_a_sequence_in_a_step": float(tokens_of_step(own.deployment.drafted, own.users.acceptance)),
             "tokens_per_s_user": float(served.tokens_per_s_user()[OWN]),
             "tokens_per_s_device": float(served.tokens_per_s_device(own.step)[OWN]),
         },
@@ -184,7 +185,7 @@ def _print_launch(own: Deployed, weights: str) -> None:
 
 def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: float) -> None:
     prompt, output = float(own.users.prompt), float(own.users.output)
-    what = f"{decoding:.0f} sequences a rank get a token each, {prompt + output / 2:.0f} tokens of context"
+    what = f"{decoding:.0f} sequences a rank get {_tokens(own)} each, {prompt + output / 2:.0f} tokens of context"
     if phase == "prefill":
         what = f"{_chunk(own):.0f} tokens of prompts of {prompt:.0f} a rank"
     table = new_table(f"a step of {phase}", "part", ("ms", "part of the step"), what)
@@ -193,6 +194,14 @@ def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: f
     for name, text in zip(named, aligned(seconds / MILLI for seconds in named.values()), strict=True):
         table.add_row(name, text, f"{named[name] / named['all']:.1%}")
     print_table(table)
+
+
+def _tokens(own: Deployed) -> str:
+    """Tokens that a step gives a sequence."""
+    if not own.deployment.drafted:
+        return "a token"
+    tokens = float(tokens_of_step(own.deployment.drafted, own.users.acceptance))
+    return f"{tokens:.2f} of {own.deployment.queries:.0f} tokens"
 
 
 def _print_served(own: Deployed, served: MeanWaits, cost: dict[str, Any]) -> None:

@@ -4,9 +4,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxmoe.config.base import Count, Positive, Section
+from jaxmoe.config.base import Count, Fraction, Positive, Section
 
 Precision = Literal["bfloat16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"]
+
+
+class SpeculativeConfig(Section):
+    """Tokens that a layer more of the model (MTP) drafts, and how many of them a step that verifies them accepts."""
+
+    tokens: Annotated[int, Field(ge=0)] = Field(
+        default=1, description="the number of tokens that are drafted for each sequence in a step", examples=[1]
+    )
+    acceptance: Fraction = Field(
+        description="the probability that a drafted token is right where those before it are", examples=[0.85]
+    )
 
 
 class DeploymentConfig(Section):
@@ -52,6 +63,11 @@ class DeploymentConfig(Section):
         default=0,
         description="the number of further copies of experts of a layer, made and placed by EPLB",
         examples=[32],
+    )
+    speculative: SpeculativeConfig | None = Field(
+        default=None,
+        description="tokens that are drafted, which costs a layer, or null for none",
+        examples=[{"tokens": 1, "acceptance": 0.85}],
     )
     concurrency: Count = Field(default=64, description="the number of requests in flight", examples=[64])
     prompt_tokens: Count = Field(default=1024, description="the mean number of tokens of a prompt", examples=[1024])

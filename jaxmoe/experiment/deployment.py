@@ -101,6 +101,18 @@ def stated_deployment(scenario: Scenario) -> DeploymentConfig:
     return scenario.deployment
 
 
+def users_of(asked: DeploymentConfig) -> Users:
+    """Requests in flight, and what a draft is worth to them."""
+    acceptance = 0.0 if asked.speculative is None else asked.speculative.acceptance
+    requests = float(asked.concurrency), float(asked.prompt_tokens), float(asked.output_tokens)
+    return Users(*requests, acceptance=acceptance)
+
+
+def drafted_of(asked: DeploymentConfig) -> int:
+    """Tokens that are drafted for a sequence in a step."""
+    return 0 if asked.speculative is None else asked.speculative.tokens
+
+
 def costs_of(scenario: Scenario) -> DeviceCosts:
     """Power and price of a device of the scenario, where they are given."""
     asked, die = scenario.deployment, scenario.hardware.die
@@ -145,7 +157,7 @@ def _laid(
     return Deployed(
         ModelStep(model, deployment, kernels, gating, deepep),
         memory_of(model, deployment, capacity * backend.memory_part, context, copies),
-        Users(float(asked.concurrency), float(asked.prompt_tokens), float(asked.output_tokens)),
+        users_of(asked),
         backend,
         OVERHEADS[deployment.backend],
     )
@@ -164,6 +176,7 @@ def _deployment(asked: DeploymentConfig, model: MoEModel) -> Deployment:
         asked.exchange,
         asked.processors,
         asked.redundant_experts,
+        drafted_of(asked),
     )
 
 

@@ -13,16 +13,24 @@ from jaxmoe.config import Scenario, build_even_parts, build_model, element_bytes
 from jaxmoe.config.deployment import DeploymentConfig
 from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.engine import EvenPart, EvenParts, LayerTime
-from jaxmoe.experiment.deployment import Deployed, costs_of, deployed, other_layouts, stated_deployment
+from jaxmoe.experiment.deployment import (
+    Deployed,
+    costs_of,
+    deployed,
+    drafted_of,
+    other_layouts,
+    stated_deployment,
+    users_of,
+)
 from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import IterationBatches, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, plan_of_system
 from jaxmoe.hardware import Machine
 from jaxmoe.methods import AbstractRun, system_of
-from jaxmoe.serving.closed_loop import BACKENDS, Overheads, Users
+from jaxmoe.serving.closed_loop import BACKENDS, Overheads
 from jaxmoe.serving.deployment import Deployment, Exchange, check_attention
 from jaxmoe.serving.machine_step import Context, MachineStep, SystemLayers
-from jaxmoe.serving.memory import DeviceMemory, DoesNotFitError, does_not_fit
+from jaxmoe.serving.memory import DeviceMemory, DoesNotFitError, does_not_fit, with_draft
 from jaxmoe.serving.step import AbstractStep
 from jaxmoe.traces import Batch
 
@@ -80,11 +88,12 @@ def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
     _check(scenario, asked)
     check_attention(build_model(scenario.model))
     inputs = inputs_of(scenario)
-    strategy, users = _plan(inputs), _users(asked)
+    strategy, users = _plan(inputs), users_of(asked)
     backend = BACKENDS[asked.backend]
     memory = _memory(inputs, strategy, users.prompt + users.output / 2, backend.memory_part)
-    _check_trace(inputs, asked)
-    chunk = float(min(backend.chunk, inputs.trace.num_tokens - asked.concurrency))
+    decoded = asked.concurrency * (1 + drafted_of(asked))
+    _check_trace(inputs, asked, decoded)
+    chunk = float(min(backend.chunk, inputs.trace.num_tokens - decoded))
     notes = tuple(_notes(inputs, float(backend.chunk), chunk))
     for layers in _systems(inputs, strategy):
         step = step_on_machine(scenario, layers, notes)
@@ -100,13 +109,10 @@ def step_on_machine(scenario: Scenario, layers: SystemLayers, notes: tuple[str, 
     def beside(context: Context) -> EvenParts:
         return build_even_parts(scenario, context.tokens, context.cached)
 
-    backend = "" if scenario.deployment is None else scenario.deployment.backend
-    deployment = Deployment(backend, tensor=scenario.hardware.num_nodes, exchange=ENGINE)
+    asked, nodes = scenario.deployment, scenario.hardware.num_nodes
+    backend, drafted = ("", 0) if asked is None else (asked.backend, drafted_of(asked))
+    deployment = Deployment(backend, tensor=nodes, exchange=ENGINE, drafted=drafted)
     return MachineStep(build_model(scenario.model), deployment, layers, beside, _head(scenario), notes)
-
-
-def _users(asked: DeploymentConfig) -> Users:
-    return Users(float(asked.concurrency), float(asked.prompt_tokens), float(asked.output_tokens))
 
 
 def _check(scenario: Scenario, asked: DeploymentConfig) -> None:
@@ -124,13 +130,13 @@ def _check(scenario: Scenario, asked: DeploymentConfig) -> None:
         )
 
 
-def _check_trace(inputs: Inputs, asked: DeploymentConfig) -> None:
-    """Raise `OptionError` where the trace has too few tokens for a step in which all decode and a prompt is read."""
-    tokens = inputs.trace.num_tokens
-    if asked.concurrency >= tokens:
+def _check_trace(inputs: Inputs, asked: DeploymentConfig, decoded: int) -> None:
+    """Raise `OptionError` where the trace has too few tokens for a step with so many and a prompt that is read."""
+    tokens, each = inputs.trace.num_tokens, decoded // asked.concurrency
+    if decoded >= tokens:
         raise OptionError(
-            f"deployment.concurrency is {asked.concurrency}; expected less than the {tokens} tokens of workload.trace, "
-            "of which a step takes one for each. Lower it, or take a longer trace"
+            f"deployment.concurrency is {asked.concurrency}; expected less than {-(-tokens // each)}, as a step takes "
+            f"{each} of the {tokens} tokens of workload.trace for each. Lower it, or take a longer trace"
         )
 
 
@@ -161,15 +167,17 @@ def _memory(inputs: Inputs, strategy: Strategy, context: float, part: float) -> 
     Raises `DoesNotFitError`.
     """
     model, widths, nodes = inputs.moe, element_bytes(inputs.scenario), inputs.num_nodes
+    model = with_draft(model, drafted_of(stated_deployment(inputs.scenario)))
+    sparse = len(model.moe_layer_ids)
     capacity = inputs.model.machine.capacity
     held = strategy.placement.memory(float(inputs.model.costs.expert_bytes)).max() / len(inputs.layer_ids)
-    sparse = len(model.moe_layer_ids)
     dense = sparse * model.shared_expert_parameters + model.num_dense_layers * model.dense_ffn_parameters
     vocabulary = (model.embedding_parameters if model.vocabulary_size else 0) + dense
     attention = model.num_attention_layers * model.attention_parameters * widths.attention
     cache = model.num_attention_layers * model.known_attention.cache_elements * model.context_read(context) * widths.kv
+    timed = len(inputs.moe.moe_layer_ids) / len(inputs.layer_ids)
     memory = DeviceMemory(
-        capacity=math.inf if capacity is None else float(capacity.min()) * sparse / len(inputs.layer_ids) * part,
+        capacity=math.inf if capacity is None else float(capacity.min()) * timed * part,
         experts=float(sparse * held),
         other_weights=float(vocabulary * widths.dense + attention) / nodes,
         workspace=0.0,

@@ -33,6 +33,7 @@ WORDS = {
     ".processors": "processors",
     ".link": "bandwidth of links",
 }
+ACCEPTANCE = "acceptance of drafts"
 AS_BANDWIDTH = ".topology.efficiency"  # gives what the bandwidth of links gives
 
 
@@ -40,17 +41,20 @@ def worth(own: Deployed) -> dict[str, float]:
     """Per cent more output tokens/s of a device for 1 % more of each number, at the scenario's own users, by its name.
 
     Numbers of nodes, links or channels that may differ are raised together. Those that are 0 or endless are left out.
+    Where tokens are drafted, the probability that they are right is one more number.
     Raises `UnsuitableSystemError` for a run that has no derivatives.
     """
     numbers, step_at = _numbers(own.step)
     names = _names(numbers)
 
     def log_tokens(factors: Float[Array, " number"]) -> Float[Array, ""]:
-        step = step_at(_scaled(numbers, dict(zip(names, factors, strict=True))))
-        return jnp.log(serve(step, own.users, own.memory, own.backend, own.overheads).tokens_per_s_device(step))
+        step = step_at(_scaled(numbers, dict(zip(names, factors, strict=False))))
+        users = own.users._replace(acceptance=own.users.acceptance * factors[-1])
+        return jnp.log(serve(step, users, own.memory, own.backend, own.overheads).tokens_per_s_device(step))
 
-    slopes = np.asarray(jax.jacfwd(log_tokens)(jnp.ones(len(names))))
-    return {name: float(slope) for name, slope in zip(names.values(), slopes, strict=True)}
+    slopes = np.asarray(jax.jacfwd(log_tokens)(jnp.ones(len(names) + 1))).tolist()
+    told = dict(zip((*names.values(), ACCEPTANCE), slopes, strict=True))
+    return told if own.deployment.drafted else {name: told[name] for name in names.values()}
 
 
 def _numbers(step: AbstractStep) -> tuple[Any, Callable[[Any], AbstractStep]]:

@@ -18,7 +18,7 @@ from jaxmoe.config.serving import (
     TopicsConfig,
     UserArrivals,
 )
-from jaxmoe.experiment.deployment import Deployed, deployed
+from jaxmoe.experiment.deployment import Deployed, deployed, drafted_of, stated_deployment
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.machine_deployment import deployed_on_machine, in_engine
 from jaxmoe.experiment.serving import Serving
@@ -74,6 +74,11 @@ class ServingReader:
             raise OptionError(
                 "the scenario has no serving, so there are no requests. Write for example serving: {arrivals: {kind: "
                 "random, rate_per_s: 4}}, or --set 'serving={arrivals: {kind: random, rate_per_s: 4}}'"
+            )
+        if drafted_of(stated_deployment(scenario)):
+            raise OptionError(
+                "deployment.speculative drafts tokens, which jaxmoe serve does not do; set its tokens to 0, or take "
+                "jaxmoe evaluate --phase decode"
             )
         key = scenario.model_copy(update={"serving": None, "name": ""}).model_dump_json()
         if in_engine(scenario):

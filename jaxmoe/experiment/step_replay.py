@@ -1,10 +1,12 @@
 """A deployed step as the simulator replays it: every launch of every layer and micro-batch, and what it waits for."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxmoe.des import StepLaunch, StepReplay, replay_step
 from jaxmoe.engine import Launch, Priced, Stage
@@ -19,7 +21,14 @@ def replay_of(step: ModelStep, batch: StepLoad) -> StepReplay:
     """
     many = step.schedule.micro_batches
     load = StepLoad(*(jnp.asarray(number, jnp.float32) for number in batch)).part(many)
-    return replay_step(_in_turns([*_of_layers(step.lower(load))], many))
+    stages = step.lower(load)
+    return replay_step(_in_turns([*_of_layers(stages)], _block_starts(stages), many))
+
+
+def _block_starts(stages: Stages) -> list[int]:
+    """Places of the first launches of blocks among those of all layers."""
+    sizes = Counter(stage.block for stage in stages for _ in range(stage.repeat))
+    return [0, *np.cumsum([*sizes.values()]).tolist()][:-1]
 
 
 def _of_layers(stages: Stages) -> Iterator[StepLaunch]:
@@ -46,13 +55,16 @@ def _launch(stage: Stage | Priced, name: str, after: tuple[int, ...]) -> StepLau
     return StepLaunch(name, "network" if demand.on == "network" else "nodes", float(demand.seconds), after, held)
 
 
-def _in_turns(chain: list[StepLaunch], many: int) -> list[StepLaunch]:
-    """The launches of micro-batches that are alike: each goes on to the end of an exchange, then the next does."""
+def _in_turns(chain: list[StepLaunch], starts: list[int], many: int) -> list[StepLaunch]:
+    """The launches of micro-batches that are alike: each goes on to the end of an exchange, then the next does.
+
+    So it is where a block of layers `starts`: the head has to tell the tokens before drafts of more begin.
+    """
     queues = [each.queue for each in chain]
-    cuts = [at for at, pair in enumerate(pairwise(queues), 1) if pair == ("network", "nodes")]
+    cuts = {at for at, pair in enumerate(pairwise(queues), 1) if pair == ("network", "nodes")}
     ordered = [
         (part, at)
-        for first, last in pairwise([0, *cuts, len(chain)])
+        for first, last in pairwise(sorted({*starts, *cuts, len(chain)}))
         for part in range(many)
         for at in range(first, last)
     ]

@@ -1,6 +1,6 @@
 """A MoE model: its sizes, those of its attention, and how many weights they come to."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxmoe.errors import InputError
 from jaxmoe.models.element_bytes import ElementBytes
@@ -175,6 +175,12 @@ class MoEModel:
     def num_attention_layers(self) -> int:
         """Layers with attention; the other ones mix tokens in ways that are not described."""
         return self.num_layers if self.attention_layers is None else self.attention_layers
+
+    def with_draft_layer(self) -> "MoEModel":
+        """The model with a layer that predicts a further token (MTP), which is as its last ones, and after them."""
+        routed = (*self.moe_layer_ids, self.num_layers) if self.moe_layer_ids else ()
+        attention = None if self.attention_layers is None else self.attention_layers + 1
+        return replace(self, num_layers=self.num_layers + 1, moe_layer_ids=routed, attention_layers=attention)
 
     @property
     def num_dense_layers(self) -> int:

@@ -65,13 +65,15 @@ OVERHEADS = {
 class Users(NamedTuple):
     """Requests in flight, `concurrency`; tokens of a prompt and of an output on average; requests of each user.
 
-    All start at once, so the first prompts wait for each other.
+    All start at once, so the first prompts wait for each other. A drafted token is right with probability `acceptance`
+    where those before it are.
     """
 
     concurrency: Given
     prompt: Given
     output: Given
     requests: Given = 10.0
+    acceptance: Given = 0.0
 
 
 class MeanWaits(NamedTuple):
@@ -95,7 +97,7 @@ class Loop(NamedTuple):
 
     `step` are the seconds of kernels of a step that only decodes, `read` those that one chunk of a prompt adds to it
     or, where a backend does not mix, takes alone; a prompt has `chunks`. `waiting` requests have no seat for each one
-    that has, and a user has `requests`.
+    that has, and a user has `requests`. A step gives a sequence so many `tokens`.
     """
 
     decoding: Given
@@ -106,6 +108,7 @@ class Loop(NamedTuple):
     waiting: Given
     mixes: Given | bool
     requests: Given
+    tokens: Given = 1.0
 
 
 class StepLoads(NamedTuple):
@@ -125,8 +128,14 @@ def step_loads(step: AbstractStep, users: Users, sequences: Given, backend: Back
     decoding = jnp.minimum(jnp.minimum(on_rank, sequences), backend.seats)
     prompt, output = jnp.asarray(users.prompt), jnp.asarray(users.output)
     context, chunk = prompt + output / 2, jnp.minimum(backend.chunk_of_rank(step.deployment.data), prompt)
-    beside = decoding if backend.mixes else jnp.zeros_like(decoding)
-    return StepLoads(StepLoad(decoding, context), StepLoad(beside, context, chunk, prompt), prompt / chunk)
+    beside, queries = decoding if backend.mixes else jnp.zeros_like(decoding), step.deployment.queries
+    alone = StepLoad(decoding, context, queries=queries)
+    return StepLoads(alone, StepLoad(beside, context, chunk, prompt, queries), prompt / chunk)
+
+
+def tokens_of_step(drafted: int, acceptance: Given) -> Given:
+    """Tokens that a sequence gets in a step on average: its own, and drafted ones up to the first that is wrong."""
+    return sum((acceptance**count for count in range(1, drafted + 1)), 1.0)
 
 
 def loop_of(step: AbstractStep, users: Users, sequences: Given, backend: Backend) -> Loop:
@@ -143,6 +152,7 @@ def loop_of(step: AbstractStep, users: Users, sequences: Given, backend: Backend
         waiting=jnp.maximum(on_rank / decoding - 1, 0.0),
         mixes=jnp.asarray(backend.mixes),
         requests=users.requests,
+        tokens=tokens_of_step(step.deployment.drafted, jnp.asarray(users.acceptance)),
     )
 
 
@@ -152,7 +162,7 @@ def wait(loop: Loop, overheads: Overheads) -> MeanWaits:
     reading = loop.chunks * (loop.read * overheads.prompts + jnp.where(loop.mixes, own, overheads.step))
     added = jnp.where(loop.mixes, reading - loop.chunks * own, reading)  # to the steps of the others
     others = jnp.maximum(loop.decoding - 1, 0.0)
-    per_token = own + others * added / loop.output
+    per_token = own / loop.tokens + others * added / loop.output
     # Arrivals are taken as random: a queue with one server (M/D/1), whose busy time is that of the others' prompts.
     busy = others * added / loop.output / per_token
     queue = busy / (2 * (1 - busy)) * reading + own / 2

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from jaxmoe.serving.closed_loop import Backend, Users, step_loads
+from jaxmoe.serving.closed_loop import Backend, Users, step_loads, tokens_of_step
 from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.step import AbstractStep
 
@@ -38,5 +38,6 @@ def joules_of_steps(step: AbstractStep, users: Users, sequences: Given, backend:
     if not alone.energy:
         return None
     added = reading.total_energy - (alone.total_energy if backend.mixes else 0.0)
-    ranks = step.deployment.data
-    return MILLION * (alone.total_energy / (loads.alone.decoding * ranks) + loads.chunks * added / users.output / ranks)
+    ranks, tokens = step.deployment.data, tokens_of_step(step.deployment.drafted, users.acceptance)
+    decoded = alone.total_energy / (loads.alone.decoding * tokens)
+    return MILLION * (decoded + loads.chunks * added / users.output) / ranks

@@ -35,7 +35,8 @@ class Deployment:
     Each group of experts cuts them over `tensor * data / expert_ranks` GPUs. Precisions have the names of measured
     tables: `products` of all weights but the experts', `experts`, and the `cache` of keys and values. `overlap` says
     what runs beside what, `exchange` how tokens get to their experts, and `processors` what of a GPU it takes
-    meanwhile, by default that of `PROCESSORS`. `redundant` further copies of experts are kept.
+    meanwhile, by default that of `PROCESSORS`. `redundant` further copies of experts are kept. A layer more of the
+    model drafts so many tokens of each sequence (`drafted`), which the next step verifies.
     """
 
     backend: str
@@ -49,6 +50,12 @@ class Deployment:
     exchange: Exchange = "collectives"
     processors: int | None = None
     redundant: int = 0
+    drafted: int = 0
+
+    @property
+    def queries(self) -> float:
+        """Tokens of a decoding sequence that a step verifies: its own and those that are drafted."""
+        return 1.0 + self.drafted
 
     @property
     def held(self) -> int:

@@ -11,8 +11,9 @@ CACHE = {"sglang": ("--kv-cache-dtype", "fp8_e4m3"), "vllm": ("--kv-cache-dtype"
 def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
     """The shell command for `weights`, the path or name of the model on Hugging Face.
 
-    SGLang counts data-parallel attention within its tensor parallelism, vLLM beside it. TensorRT-LLM takes that and
-    the precision of its cache from a file, whose text is `engine_options`.
+    SGLang counts data-parallel attention within its tensor parallelism, vLLM beside it. TensorRT-LLM takes that, the
+    precision of its cache and drafts of tokens from a file, whose text is `engine_options`. Tokens are drafted by the
+    model's own layer (MTP).
     """
     seats = -(-concurrency // deployment.data)
     match deployment.backend:
@@ -23,6 +24,9 @@ def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
             if deployment.expert_ranks > 1:
                 words += ["--ep-size", str(deployment.expert_ranks)]
             words += _sglang_exchange(deployment)
+            if drafted := deployment.drafted:
+                words += ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", str(drafted)]
+                words += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(drafted + 1)]
             words += ["--max-running-requests", str(seats * deployment.data)]
         case "vllm":
             words = ["vllm", "serve", weights, "--tensor-parallel-size", str(deployment.tensor)]
@@ -31,12 +35,15 @@ def launch_line(deployment: Deployment, weights: str, concurrency: int) -> str:
             if deployment.expert_ranks > 1:
                 words.append("--enable-expert-parallel")
             words += _vllm_exchange(deployment)
+            if deployment.drafted:
+                drafts = {"method": "mtp", "num_speculative_tokens": deployment.drafted}
+                words += ["--speculative-config", json.dumps(drafts)]
             words += ["--max-num-seqs", str(seats)]
         case _:
             words = ["trtllm-serve", weights, "--tp_size", str(deployment.devices)]
             words += ["--ep_size", str(deployment.expert_ranks), "--max_batch_size", str(seats)]
             words += ["--enable_chunked_prefill"]
-            if deployment.data > 1 or deployment.cache == "fp8":
+            if engine_options(deployment):
                 words += ["--extra_llm_api_options", "options.yaml"]
     if deployment.cache == "fp8":
         words += CACHE.get(deployment.backend, ())
@@ -68,5 +75,10 @@ def engine_options(deployment: Deployment) -> str:
     """The YAML of the file `options.yaml` that the line of TensorRT-LLM names; empty where it names none."""
     if deployment.backend != "trtllm":
         return ""
-    lines = ["enable_attention_dp: true"] if deployment.data > 1 else []
-    return "\n".join(lines + (["kv_cache_config: {dtype: fp8}"] if deployment.cache == "fp8" else []))
+    drafts = f"speculative_config: {{decoding_type: MTP, num_nextn_predict_layers: {deployment.drafted}}}"
+    lines = {
+        "enable_attention_dp: true": deployment.data > 1,
+        "kv_cache_config: {dtype: fp8}": deployment.cache == "fp8",
+        drafts: deployment.drafted > 0,
+    }
+    return "\n".join(line for line, needed in lines.items() if needed)

@@ -82,31 +82,44 @@ class MachineStep(AbstractStep):
 
     def _row(self, load: StepLoad) -> LayerTime:
         if load not in self._known:
-            given = StepLoad(*map(jnp.asarray, load))
-            tokens, answered = max(round(float(given.tokens)), 1), max(float(given.answered), 1.0)
-            context = context_of(self.model, load)
-            layer, even = self.layers.time(tokens, context), self.beside(context)
-            timed = attends(layer)
-            if self.other is not None:
-                assert self.layers.on is not None
-                layer, even = self.layers.on(self.other, tokens, context), replace(even, machine=self.other)
-            beside = self._beside(even, timed, float(tokens), answered)
-            layers = [(len(self.model.moe_layer_ids), layer)]
-            self._known[load] = price_in_turn([*layers, *((1, each) for each in beside)])
+            model, drafted = self.model, self.deployment.drafted
+            passes = [(1, self._pass(load, load, len(model.moe_layer_ids), model.num_dense_layers))]
+            last = load._replace(queries=1.0)
+            if drafted:  # as `ModelStep` has it: all tokens pass once, for their keys and values
+                passes.append((1, self._pass(load, last, 1, 0)))
+            if drafted > 1:
+                last = last._replace(prefilled=0.0)
+                passes.append((drafted - 1, self._pass(last, last, 1, 0)))
+            self._known[load] = price_in_turn(passes)
         return self._known[load]
 
-    def _beside(self, even: EvenParts, timed: bool, tokens: float, answered: float) -> list[LayerTime]:
-        """What layers do not have, if anything; attention of dense layers alone where it is `timed` with the others."""
-        dense = self.model.num_dense_layers / self.model.num_layers
-        parts = {
-            f"{ATTENTION}{DENSE}" if timed else ATTENTION: even.attention.times(dense if timed else 1.0),
-            "dense": even.dense,
-            "shared": even.shared.times(0.0 if self.layers.with_shared else 1.0),
+    def _pass(self, load: StepLoad, heads: StepLoad, routed: int, dense: int) -> LayerTime:
+        """So many layers with routed experts and without, then the head for what is answered of another load."""
+        given, ended = (StepLoad(*map(jnp.asarray, each)) for each in (load, heads))
+        tokens, answered = max(round(float(given.tokens)), 1), max(float(ended.answered), 1.0)
+        context = context_of(self.model, load)
+        layer, even = self.layers.time(tokens, context), self.beside(context)
+        timed = attends(layer)
+        if self.other is not None:
+            assert self.layers.on is not None
+            layer, even = self.layers.on(self.other, tokens, context), replace(even, machine=self.other)
+        beside = self._beside(even, timed, routed, dense)
+        asked = {name: part for name, part in beside.items() if float(part.flops_per_token) > 0}
+        counts = {name: jnp.asarray(answered if name == HEAD else tokens, jnp.float32) for name in asked}
+        times = [even_time(even.machine, asked, counts)] if asked else []
+        return price_in_turn([(routed, layer), *((1, each) for each in times)])
+
+    def _beside(self, even: EvenParts, timed: bool, routed: int, dense: int) -> dict[str, EvenPart]:
+        """What layers do not have; attention of dense layers alone where it is `timed` with the others."""
+        model = self.model
+        attention = dense if timed else routed + dense
+        shared = 0 if self.layers.with_shared else routed
+        return {
+            f"{ATTENTION}{DENSE}" if timed else ATTENTION: even.attention.times(attention / model.num_layers),
+            "dense": even.dense.times(dense / max(model.num_dense_layers, 1)),
+            "shared": even.shared.times(shared / len(model.moe_layer_ids)),
             HEAD: self.head,
         }
-        asked = {name: part for name, part in parts.items() if float(part.flops_per_token) > 0}
-        counts = {name: jnp.asarray(answered if name == HEAD else tokens, jnp.float32) for name in asked}
-        return [even_time(even.machine, asked, counts)] if asked else []
 
 
 def attends(time: LayerTime) -> bool:

@@ -55,6 +55,8 @@ def memory_of(
 def _counted(
     model: MoEModel, deployment: Deployment, capacity: float, context: float | int, copies: float
 ) -> DeviceMemory:
+    cache = cache_bytes(model, deployment, context)
+    model = with_draft(model, deployment.drafted)
     expert = model.num_experts * model.expert_parameters * WEIGHT_BYTES[deployment.experts]
     layer = model.shared_expert_parameters * WEIGHT_BYTES[deployment.products]
     router = model.num_experts * model.hidden_size * 2
@@ -66,8 +68,13 @@ def _counted(
         experts=copies * sparse * expert / deployment.devices,
         other_weights=cut / deployment.tensor + sparse * router,
         workspace=WORKSPACE,
-        cache_per_sequence=cache_bytes(model, deployment, context),
+        cache_per_sequence=cache,
     )
+
+
+def with_draft(model: MoEModel, drafted: int) -> MoEModel:
+    """The model as memory holds it, with the layer that drafts tokens where any are drafted."""
+    return model.with_draft_layer() if drafted else model
 
 
 def _layouts_that_fit(
@@ -88,6 +95,7 @@ def _layouts_that_fit(
 
 def cache_bytes(model: MoEModel, deployment: Deployment, context: float | int) -> float:
     """Keys and values of a sequence on each GPU of its tensor-parallel group, B."""
+    model = with_draft(model, deployment.drafted)
     attention, width = model.attention, WEIGHT_BYTES[deployment.cache]
     assert attention is not None  # `check_deployment` has refused such a model
     if not isinstance(attention, GroupedQueryAttention):

@@ -37,11 +37,12 @@ SCHEDULES: Mapping[str, AbstractSchedule] = {
     "shared_beside_dispatch": Serial(),  # of stages that have the same one before them
 }
 THERE, BACK, SHARED, ROUTED = "exchange there", "exchange back", "shared", "experts"
-DENSE = " of dense layers"  # what ends the name of their stages
+# What ends the names of stages of dense layers, and of passes of the layer that drafts tokens.
+DENSE, DRAFT, FURTHER = " of dense layers", " of the draft", " of further drafts"
 EXCHANGES = ("sum", THERE, BACK)
 PARTS = (
     *("projections", "decode attention", "prefill attention", "exchange"),
-    *("router", ROUTED, SHARED, "dense", "small", "head"),
+    *("router", ROUTED, SHARED, "dense", "small", "head", "draft"),
 )
 Seconds = Float[Array, "..."]
 Demands = dict[str, Launch]  # of one layer, by the stage, in their order
@@ -137,10 +138,10 @@ class ModelStep(AbstractStep):
         return sorted(self.kernels.notes)
 
     def parts(self, batch: StepLoad) -> dict[str, Seconds]:
-        """Seconds of each of `PARTS`; latent attention has its projections inside."""
+        """Seconds of each of `PARTS`; latent attention has its projections inside, and a draft all of its layer."""
         found: dict[str, Seconds] = {"exchange": jnp.zeros(())}
         for name, seconds in self.time(batch).stages.items():
-            part = name.removesuffix(DENSE)
+            part = "draft" if name.endswith((DRAFT, FURTHER)) else name.removesuffix(DENSE)
             part = "exchange" if part in EXCHANGES else part
             found[part] = found.get(part, 0.0) + seconds
         return {part: found[part] for part in PARTS if part in found}
@@ -153,16 +154,33 @@ class ModelStep(AbstractStep):
     def lower(self, batch: StepLoad) -> Stages:
         """Stages of a step, or of a micro-batch."""
         model, attention = self.model, self._attention(batch)
-        dense: Stages = ()
-        sparse: Stages = ()
+        stages: list[Stage | Priced] = []
         if model.num_dense_layers:
-            dense = _block({**attention, **self._dense(batch)}, "dense", model.num_dense_layers, DENSE)
+            stages += _block({**attention, **self._dense(batch)}, "dense", model.num_dense_layers, DENSE)
         if model.moe_layer_ids:
-            sparse = _block({**attention, **self._routed(batch)}, EXPERTS, len(model.moe_layer_ids))
-        if self.deployment.overlap == "shared_beside_dispatch":
-            sparse = _beside(sparse, SHARED, THERE)
-        head = _block({"head": Launch(self._head(batch.answered))}, "head", 1)
-        return tuple(_where_any(stage, batch.tokens) for stage in (*dense, *sparse, *head))
+            stages += self._ordered(_block({**attention, **self._routed(batch)}, EXPERTS, len(model.moe_layer_ids)))
+        stages += _block({"head": Launch(self._head(batch.answered))}, "head", 1)
+        return (*(_where_any(stage, batch.tokens) for stage in stages), *self._drafts(batch))
+
+    def _drafts(self, batch: StepLoad) -> Stages:
+        """Passes of the layer that drafts tokens, each with the head for one token a sequence.
+
+        The first reads all tokens of the step, for their keys and values; each further one reads what it drafted last.
+        """
+        many, last = self.deployment.drafted, batch._replace(prefilled=0.0, queries=1.0)
+        first = self._draft(batch, DRAFT, 1) if many else ()
+        return (*first, *(self._draft(last, FURTHER, many - 1) if many > 1 else ()))
+
+    def _draft(self, batch: StepLoad, suffix: str, passes: int) -> Stages:
+        layer = self._routed(batch) if self.model.moe_layer_ids else self._dense(batch)
+        head = Launch(self._head(batch._replace(queries=1.0).answered))
+        block = _block({**self._attention(batch), **layer, "head": head}, suffix.strip(), passes, suffix)
+        return tuple(_where_any(stage, batch.tokens) for stage in self._ordered(block, suffix))
+
+    def _ordered(self, stages: Stages, suffix: str = "") -> Stages:
+        """Stages of a layer with routed experts, in the order of the deployment's overlap."""
+        beside = self.deployment.overlap == "shared_beside_dispatch"
+        return _beside(stages, SHARED + suffix, THERE + suffix) if beside else stages
 
     # Stages of one layer.
 

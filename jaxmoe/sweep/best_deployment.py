@@ -21,7 +21,6 @@ from jaxmoe.experiment.serving import Serving
 from jaxmoe.experiment.serving_inputs import ServingReader
 from jaxmoe.serving.online.arrivals import mean_rate
 from jaxmoe.serving.online.work_bound import rate_bound, rate_estimate
-from jaxmoe.sweep.deployments import REQUESTS
 from jaxmoe.sweep.point import Values
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.served import check_serving
@@ -33,7 +32,7 @@ COARSE = 2 * AHEAD  # of the highest rate of one that leads meanwhile: who leads
 STRIDE = 1.08  # between the first rates that one is tried at which leads
 BATCHING = "serving.engine."  # keys of what is no layout
 SAME_FOR_ALL = {  # by section of a scenario
-    "deployment": REQUESTS,
+    "deployment": ("concurrency", "prompt_tokens", "output_tokens"),
     "serving": ("arrivals", "lengths", "prefixes", "topics", "limits", "seed"),
 }
 

@@ -36,8 +36,14 @@ from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study
 from jaxmoe.threads import side_by_side
 
-REQUESTS = ("concurrency", "prompt_tokens", "output_tokens")
-KEYS = tuple(f"deployment.{name}" for name in REQUESTS)
+# Numbers of points that are users' alone, by the field of `Users`: layouts have no use for them.
+REQUESTS = {
+    "concurrency": "deployment.concurrency",
+    "prompt": "deployment.prompt_tokens",
+    "output": "deployment.output_tokens",
+    "acceptance": "deployment.speculative.acceptance",
+}
+KEYS = (*REQUESTS.values(),)
 ASKED = (*KEYS[1:], "deployment.gating_spread")
 MOST_AT_ONCE = 4096  # rows of a chunk
 NO_ROOM = "weights and one sequence do not fit into memory"
@@ -177,7 +183,7 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
         return told[id(file)]
 
     asked = np.array([[row.get(key, np.nan) for row in rows] for key in KEYS], float).T  # where it is an axis
-    contexts = _context(*np.nan_to_num(asked[:, 1:]).T)
+    contexts = _context(*np.nan_to_num(asked[:, 1:3]).T)
     for same, places in alike.items():
         shortest = places[int(contexts[places].argmin())]
         try:
@@ -186,7 +192,8 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
             reason = NO_ROOM if isinstance(error, DoesNotFitError) else str(error)
             _leave_out(rows, places, reason)
             continue
-        requests = np.where(np.isnan(asked[places]), own.users[: len(KEYS)], asked[places])
+        stated = [getattr(own.users, name) for name in REQUESTS]
+        requests = np.where(np.isnan(asked[places]), stated, asked[places])
         identity = repr((same, points[shortest].content, exchanges_of(own))).encode()
         yield _Layout(own, identity, np.array(places), requests, _sequences(own, requests))
 
@@ -279,7 +286,7 @@ def _measured(
     """Columns of measures of rows of a kind."""
     first, all_deployed = kind[0].deployed, [layout.deployed for layout in kind]
     step = merged([each.step for each in all_deployed], of_row)
-    users = Users(*jnp.asarray(requests.T, jnp.float32))
+    users = Users(**dict(zip(REQUESTS, jnp.asarray(requests.T, jnp.float32), strict=True)))
     served = wait(loop_of(step, users, jnp.asarray(sequences, jnp.float32), first.backend), first.overheads)
     ranks = np.array([each.deployment.data for each in all_deployed])[of_row]
     limited = limits(served.decoding, requests[:, 0] / ranks, first.backend)

@@ -16,6 +16,7 @@ from jaxmoe.experiment.step_replay import replay_of
 from jaxmoe.hardware.gpu.deepep_files import beside, read_exchanges
 from jaxmoe.hardware.gpu.files import at_sheet, read_kernels
 from jaxmoe.models import MoEModel
+from jaxmoe.serving.closed_loop import tokens_of_step
 from jaxmoe.serving.deployment import Deployment, Exchange, Overlap
 from jaxmoe.serving.gating import SPREAD, expert_loads
 from jaxmoe.serving.kernels import Kernels
@@ -26,12 +27,12 @@ NORMAL: Exchange = "deepep_normal"
 LOW: Exchange = "deepep_low_latency"
 EVEN = 0.0  # spread of balanced gating
 PREFILL = 16384.0  # tokens of a GPU in a step
-ACCEPTED = 1.6  # tokens of a step with MTP: its own and 60 % of one that is drafted
+ACCEPTANCE = 0.6  # of the token that MTP drafts
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run and its conditions; `measured` are tokens/s a GPU, `tokens` those of a GPU that a step adds."""
+    """A run, its conditions: `measured` are tokens/s a GPU, `tokens` those of a GPU that a step adds without drafts."""
 
     name: str
     load: StepLoad
@@ -43,7 +44,7 @@ class Run:
     overlap: Overlap = "two_batches"
     spread: float = EVEN
     redundant: int = 0
-    drafts: bool = False
+    drafted: int = 0
 
     @property
     def step(self) -> ModelStep:
@@ -58,28 +59,33 @@ class Run:
             overlap=self.overlap,
             exchange=self.exchange,
             redundant=self.redundant,
+            drafted=self.drafted,
         )
-        model, path = _model(self.drafts), find_kernels(KERNELS)
+        model, path = _model(), find_kernels(KERNELS)
         kernels = Kernels(at_sheet(read_kernels(path), self.sheet), "sglang")
         gating = expert_loads(model.num_experts, model.top_k, self.ranks, self.spread, redundant=self.redundant)
         return ModelStep(model, deployment, kernels, gating, read_exchanges(beside(path)))
 
     def told(self) -> float:
         """Tokens/s a GPU."""
-        return self.tokens / float(self.step.seconds(self.load))
+        return self._added / float(self.step.seconds(self._load))
 
     def replayed(self) -> float:
         """Tokens/s a GPU as the simulator has them, launch by launch."""
-        return self.tokens / replay_of(self.step, self.load).seconds
+        return self._added / replay_of(self.step, self._load).seconds
+
+    @property
+    def _load(self) -> StepLoad:
+        return self.load._replace(queries=self.step.deployment.queries)
+
+    @property
+    def _added(self) -> float:
+        return self.tokens * tokens_of_step(self.drafted, ACCEPTANCE)
 
 
 @cache
-def _model(drafts: bool) -> MoEModel:
-    """DeepSeek-V3, with the layer that drafts a token (MTP) as one more."""
-    model = build_model(load_model("deepseek-v3", "model"))
-    if not drafts:
-        return model
-    return replace(model, num_layers=model.num_layers + 1, moe_layer_ids=(*model.moe_layer_ids, model.num_layers))
+def _model() -> MoEModel:
+    return build_model(load_model("deepseek-v3", "model"))
 
 
 def read(prompt: float) -> StepLoad:
@@ -87,9 +93,9 @@ def read(prompt: float) -> StepLoad:
     return StepLoad(0.0, 1.0, PREFILL, prompt)
 
 
-def decode(sequences: float, context: float, drafts: bool = False) -> StepLoad:
-    """A step of so many sequences of a GPU, with drafts of two tokens each."""
-    return StepLoad(sequences, context, queries=2.0 if drafts else 1.0)
+def decode(sequences: float, context: float) -> StepLoad:
+    """A step of so many sequences of a GPU."""
+    return StepLoad(sequences, context)
 
 
 PROFILE = Run("prefill, 4 x 4,096 tokens, EP 32", read(4096.0), PREFILL, 7839.0)
@@ -99,13 +105,7 @@ SGLANG: dict[str, Any] = {"sheet": "h100_sxm", **SKEWED}
 RUNS = (
     PROFILE,
     DECODE,
-    replace(
-        DECODE,
-        name="decode, 128 x 4,096, EP 128, with MTP",
-        load=decode(128.0, 4096.0, True),
-        tokens=ACCEPTED * 128,
-        drafts=True,
-    ),
+    replace(DECODE, name="decode, 128 x 4,096, EP 128, with MTP", drafted=1),
     *(
         replace(PROFILE, name=f"SGLang on H100, prefill of {size} K, EP 32", load=read(1024.0 * size),
                 measured=node / 8, **SGLANG)
@@ -116,8 +116,11 @@ RUNS = (
             spread=SPREAD),
     replace(DECODE, name="SGLang on H100, decode, 256 x 2 K, EP 72", load=decode(256.0, 2048.0), tokens=256.0,
             measured=22282 / 8, ranks=72, **SGLANG),
-    replace(DECODE, name="SGLang on H100, decode, 128 x 4 K, EP 72", load=decode(128.0, 4096.0), tokens=128.0,
-            measured=17373 / 8, ranks=72, **SGLANG),
+    *(
+        replace(DECODE, name=f"SGLang on H100, decode, 128 x 4 K, EP 72{said}", measured=17373 / 8, ranks=72,
+                drafted=drafted, **SGLANG)
+        for drafted, said in enumerate(("", ", with MTP"))
+    ),
 )  # fmt: skip
 
 

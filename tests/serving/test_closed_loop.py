@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_step import GROUPED, LATENT, step_of
 
-from jaxmoe.serving.closed_loop import BACKENDS, Backend, Loop, Overheads, Users, serve, wait
+from jaxmoe.serving.closed_loop import BACKENDS, Backend, Loop, Overheads, Users, serve, tokens_of_step, wait
 from jaxmoe.serving.deployment import Deployment, DeploymentError
 from jaxmoe.serving.launch import engine_options, launch_line
 from jaxmoe.serving.memory import WORKSPACE, cache_bytes, memory_of
@@ -166,6 +168,17 @@ def test_data_parallel_ranks_share_the_users():
             "vllm serve m --tensor-parallel-size 4 --data-parallel-size 2 --enable-expert-parallel --max-num-seqs 50",
         ),
         (
+            Deployment("sglang", tensor=8, drafted=2),
+            "python -m sglang.launch_server --model-path m --tp 8 --speculative-algorithm EAGLE "
+            "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3 "
+            "--max-running-requests 100",
+        ),
+        (
+            Deployment("vllm", tensor=8, drafted=1),
+            "vllm serve m --tensor-parallel-size 8 --speculative-config "
+            '\'{"method": "mtp", "num_speculative_tokens": 1}\' --max-num-seqs 100',
+        ),
+        (
             Deployment("trtllm", tensor=8),
             "trtllm-serve m --tp_size 8 --ep_size 1 --max_batch_size 100 --enable_chunked_prefill",
         ),
@@ -180,6 +193,9 @@ def test_options_of_an_engine_that_takes_them_from_a_file():
     apart = Deployment("trtllm", data=8, cache="fp8")
     assert launch_line(apart, "m", 64).endswith("--enable_chunked_prefill --extra_llm_api_options options.yaml")
     assert engine_options(apart) == "enable_attention_dp: true\nkv_cache_config: {dtype: fp8}"
+    drafting = Deployment("trtllm", tensor=8, drafted=1)
+    assert launch_line(drafting, "m", 64).endswith("--extra_llm_api_options options.yaml")
+    assert engine_options(drafting) == "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 1}"
     assert engine_options(Deployment("trtllm", tensor=8)) == engine_options(Deployment("vllm", data=8)) == ""
 
 
@@ -192,3 +208,47 @@ def test_ranks_of_sglang_share_a_chunk():
         serve(step, users, memory, TURNS._replace(divides=divides), Overheads()) for divides in (True, False)
     )
     assert float(shared.first_token) > float(own.first_token)  # in two steps, which read the weights twice
+
+
+# Tokens that are drafted.
+
+
+def test_tokens_of_a_step_by_hand():
+    """Three drafts at a half: 1 + 1/2 + 1/4 + 1/8 tokens; none are drafted without a layer for it."""
+    assert tokens_of_step(3, 0.5) == 1.875
+    assert (tokens_of_step(0, 0.5), tokens_of_step(2, 1.0), tokens_of_step(2, 0.0)) == (1.0, 3.0, 1.0)
+
+
+def test_drafts_divide_the_steps_of_an_output_and_not_the_prompts_that_are_read_meanwhile():
+    loop = Loop(8.0, 100.0, 2.0, 0.01, 0.02, 0.0, False, np.inf)
+    one, some = wait(loop, Overheads()), wait(loop._replace(tokens=1.6), Overheads())
+    assert float(some.per_token) == pytest.approx(0.01 / 1.6 + 7 * 2 * 0.02 / 100)
+    assert float(one.per_token) - float(some.per_token) == pytest.approx(0.01 * (1 - 1 / 1.6))
+
+
+@pytest.mark.parametrize("drafted", [1, 2])
+def test_users_get_tokens_of_drafts_from_steps_that_verify_them(drafted):
+    """One user, whose prompt is short: a step of his sequence gives 1 + 0.8 (+ 0.64) tokens."""
+    step, users = step_of(drafted=drafted), Users(1.0, 8.0, 1e6, requests=np.inf, acceptance=0.8)
+    served = serve(step, users, memory_of(GROUPED, step.deployment, 1e12, 1000), TURNS, Overheads())
+    each = float(step.seconds(StepLoad(1.0, 8 + 5e5, queries=1.0 + drafted)))
+    assert float(served.per_token) == pytest.approx(each / sum(0.8**count for count in range(drafted + 1)), rel=1e-3)
+
+
+def test_the_gradient_by_acceptance_is_its_slope():
+    step = step_of(drafted=2)
+    memory = memory_of(GROUPED, step.deployment, 1e12, 1000)
+
+    def rate(acceptance):
+        users = Users(64.0, 512.0, 128.0, acceptance=acceptance)
+        return serve(step, users, memory, TURNS, Overheads()).tokens_per_s_device(step)
+
+    slope = float(jax.grad(rate)(jnp.asarray(0.7)))
+    assert slope == pytest.approx(float(rate(0.71) - rate(0.69)) / 0.02, rel=5e-3)
+    assert slope > 0
+
+
+def test_the_layer_that_drafts_takes_memory_as_a_layer_more():
+    plain, drafting = (memory_of(GROUPED, Deployment("sglang", drafted=count), 1e10, 1000) for count in (0, 2))
+    assert drafting.experts == plain.experts * 3 / 2  # two of its three layers have experts
+    assert drafting.cache_per_sequence == plain.cache_per_sequence * 4 / 3

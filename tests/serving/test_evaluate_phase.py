@@ -95,6 +95,27 @@ def test_what_overlap_hides_is_told(scenario, tmp_path, monkeypatch):
     assert sum(step["parts_s"].values()) == pytest.approx(step["seconds"])
 
 
+@pytest.mark.parametrize("machine", ["kernels", "engine"])
+def test_drafted_tokens_are_verified_and_told(scenario, tmp_path, monkeypatch, machine):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    engine = "deployment={backend: sglang, exchange: engine, concurrency: 16, prompt_tokens: 128, output_tokens: 64}"
+    given = ["--set", engine] * (machine == "engine")
+    drafts = ["--set", "deployment.speculative={tokens: 2, acceptance: 0.5}"]
+    told = {}
+    for name, more in {"plain": [], "drafts": drafts}.items():
+        done = evaluate(scenario, "--phase", "decode", "--out", tmp_path / name, *given, *more)
+        assert done.exit_code == 0, done.output
+        told[name] = json.loads((tmp_path / name / "summary.json").read_text())
+    assert "16 sequences a rank get 1.75 of 3 tokens each" in " ".join(done.output.split())
+    plain, drafting = told["plain"], told["drafts"]
+    assert drafting["served"]["tokens_of_a_sequence_in_a_step"] == 1.75
+    assert drafting["step"]["seconds"] > plain["step"]["seconds"]
+    assert drafting["memory_bytes"]["experts"] == pytest.approx(plain["memory_bytes"]["experts"] * 4 / 3)
+    if machine == "kernels":
+        assert drafting["step"]["parts_s"]["draft"] > 0
+        assert "--speculative-num-draft-tokens 3" in done.output
+
+
 @pytest.mark.parametrize("hour", [{"hardware.die": 2}, {"hardware.die": 5, "deployment": 2}, {"deployment": 2}])
 def test_a_million_tokens_by_the_power_of_boards_and_the_price_of_hours(scenario, tmp_path, monkeypatch, hour):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
@@ -149,7 +170,16 @@ REFUSED = {
     ),
     "trace": (
         ["--set", "deployment={backend: vllm, exchange: engine, concurrency: 64}"],
-        "deployment.concurrency is 64; expected less than the 64 tokens of workload.trace",
+        "deployment.concurrency is 64; expected less than 64, as a step takes 1 of the 64 tokens of workload.trace",
+    ),
+    "trace of drafts": (
+        ["--set", "deployment={backend: vllm, exchange: engine, concurrency: 32, speculative: {acceptance: 0.5}}"],
+        "deployment.concurrency is 32; expected less than 32, as a step takes 2 of the 64 tokens of workload.trace",
+    ),
+    "acceptance": (["--set", "deployment.speculative={tokens: 1}"], "deployment.speculative.acceptance"),
+    "certainty": (
+        ["--set", "deployment.speculative={acceptance: 1.2}"],
+        "deployment.speculative.acceptance is 1.2; expected",
     ),
     "layers": (["--layers", "0"], "--layers is given beside --phase"),
     "backend": (["--set", "deployment.backend=triton"], 'deployment.backend is "triton"'),

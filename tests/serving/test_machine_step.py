@@ -76,6 +76,19 @@ def test_a_step_may_be_its_layers_alone():
     assert float(own.seconds(StepLoad(10.0, 4.0))) == pytest.approx(4 * 0.75)
 
 
+def test_drafts_are_passes_of_a_layer_more():
+    # A pass of 20 tokens: 0.5 s of its layer, attention of one of five layers 4 s, shared experts 2 s; one for a head.
+    drafting = replace(step(layer()), deployment=Deployment("sglang", tensor=2, drafted=1))
+    verified = StepLoad(10.0, 4.0, queries=2.0)
+    first = float(drafting.seconds(verified)) - float(step(layer()).seconds(verified))
+    assert first == pytest.approx(0.5 + 4.0 + 2.0 + 1.0)
+    # A further one of 10 tokens: half of that beside the layer.
+    drafting = replace(step(layer()), deployment=Deployment("sglang", tensor=2, drafted=3))
+    assert float(drafting.seconds(verified) - step(layer()).seconds(verified)) == pytest.approx(
+        first + 2 * (0.5 + 2.0 + 1.0 + 1.0)
+    )
+
+
 def test_a_prompt_is_answered_once():
     # 8 of 16 tokens of a prompt: half of an answer, and one at least passes the head.
     found = step(layer()).parts(StepLoad(0.0, 1.0, prefilled=8.0, prompt=16.0))

@@ -61,6 +61,7 @@ def test_with_two_batches_a_sum_over_one_gpu_has_no_turn():
         {"experts": "fp8"},
         {"redundant": 8},
         {"overlap": "two_batches"},
+        {"drafted": 1},
     ],
     ids=lambda other: next(iter(other)),
 )

@@ -68,6 +68,16 @@ def test_numbers_of_a_machine_against_differences(system, tmp_path):
     assert together == pytest.approx(1.0, abs=0.01)
 
 
+def test_the_acceptance_of_drafts_against_differences(tmp_path):
+    path = tmp_path / "worth.yaml"
+    path.write_text(MESH)
+    key = "deployment.speculative.acceptance"
+    found = worth(next(compared(load_scenario(path, (f"{key}=0.7",)))))
+    up, down = (tokens_per_s(path, f"{key}={0.7 * (1 + step)}") for step in (STEP, -STEP))
+    assert found["acceptance of drafts"] == pytest.approx((up - down) / (up + down) / STEP, rel=0.02)
+    assert 0.2 < found["acceptance of drafts"] < 0.7 / 1.7  # less than of tokens of a step: prompts are read as before
+
+
 def test_numbers_of_a_data_sheet_against_differences(tmp_path):
     file = replace(kernel_file(), system="made_up")
     path = tmp_path / "worth.yaml"

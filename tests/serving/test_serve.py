@@ -216,6 +216,7 @@ def test_recorded_requests_start_at_the_file_and_scale_to_a_rate(scenario, tmp_p
 
 
 REFUSED = {
+    "drafts": (["--set", "deployment.speculative={acceptance: 0.8}"], "deployment.speculative drafts tokens, which"),
     "none": (["--set", "serving=null"], "the scenario has no serving, so there are no requests. Write for example"),
     "deployment": (["--set", "deployment=null"], "the scenario has no deployment"),
     "engines": (["--set", "serving.engines=0"], "serving.engines is 0; expected at least 1"),

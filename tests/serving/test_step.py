@@ -140,6 +140,25 @@ def test_another_number_compiles_nothing_anew(overlap):
     assert second != first
 
 
+def test_drafts_are_passes_of_a_layer_more():
+    """The first reads what the step does, a further one a token of each sequence; each ends in a head for one."""
+    model = replace(GROUPED, num_layers=2)  # all have experts, as the layer that drafts
+    plain, one, three = (step_of(model, drafted=count) for count in (0, 1, 3))
+    batch, last = StepLoad(64.0, 2000.0, 512.0, 256.0, queries=4.0), StepLoad(64.0, 2000.0)
+
+    def a_pass(load: StepLoad, answered: float) -> float:
+        parts = plain.parts(load)
+        layers = sum(float(seconds) for name, seconds in parts.items() if name != "head")
+        return layers / 2 + float(plain.parts(StepLoad(answered, 9.0))["head"])
+
+    first, further = a_pass(batch, 64 + 512 / 256), a_pass(last, 64)
+    assert float(one.parts(batch)["draft"]) == pytest.approx(first, rel=1e-5)
+    assert float(three.parts(batch)["draft"]) == pytest.approx(first + 2 * further, rel=1e-5)
+    assert float(one.seconds(batch) - plain.seconds(batch)) == pytest.approx(first, rel=1e-4)
+    alone = three.parts(StepLoad(0.0, 1.0, 512.0, 256.0))["draft"]
+    assert float(alone) == pytest.approx(a_pass(StepLoad(0.0, 1.0, 512.0, 256.0), 2.0), rel=1e-5)
+
+
 # Which kernel runs.
 
 

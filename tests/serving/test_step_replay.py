@@ -59,6 +59,8 @@ LAYOUTS = [
     {"data": 2, "expert_ranks": 2, "overlap": "two_batches", "processors": 0},
     {"data": 2, "expert_ranks": 2, "overlap": "two_batches", "processors": 5},
     {"data": 4, "expert_ranks": 4, "overlap": "two_batches", "processors": 9},
+    {"data": 2, "expert_ranks": 2, "overlap": "two_batches", "processors": 5, "drafted": 1},
+    {"data": 2, "expert_ranks": 2, "overlap": "shared_beside_dispatch", "processors": 5, "drafted": 3},
 ]
 DECODING = np.array([8.0, 512.0, 0.0, 16.0])
 CONTEXT = np.array([500.0, 2000.0, 1.0, 200.0])
@@ -71,11 +73,12 @@ def test_the_model_agrees_with_the_replay():
     for model in (GROUPED, LATENT):
         for layout in LAYOUTS:
             step = step_of(model, **layout)
-            told += np.asarray(step.seconds(StepLoad(DECODING, CONTEXT, PREFILLED, 512.0))).tolist()
+            queries = step.deployment.queries
+            told += np.asarray(step.seconds(StepLoad(DECODING, CONTEXT, PREFILLED, 512.0, queries))).tolist()
             loads = zip(DECODING, CONTEXT, PREFILLED, strict=True)
-            replayed += [replay_of(step, StepLoad(*load, 512.0)).seconds for load in loads]
+            replayed += [replay_of(step, StepLoad(*load, 512.0, queries)).seconds for load in loads]
     told, replayed = np.array(told), np.array(replayed)
-    assert len(told) == 64
+    assert len(told) == 80
     assert np.abs(told / replayed - 1).max() < 0.005
     assert 1 - ((told - replayed) ** 2).sum() / ((replayed - replayed.mean()) ** 2).sum() > 0.999
 

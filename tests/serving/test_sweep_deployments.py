@@ -90,6 +90,24 @@ def test_a_point_is_what_evaluate_prints(found, scenario, tmp_path):
     assert row["limited_by"] == "the users in flight"
 
 
+def test_drafts_are_axes_and_their_acceptance_a_number_of_users(study, scenario):
+    axes = {
+        "deployment.speculative.tokens": [0, 1, 3],
+        "deployment.speculative.acceptance": [0.5, 0.9],
+        "deployment.concurrency": [16],
+    }
+    found = sweep_deployments(read_study(study(axes=axes)), lambda done, total: None)
+    assert found.kinds == 3
+    assert len(found.fronts) == 2
+    for row in found.rows:
+        own = deployed(
+            load_scenario(scenario, [f"{key}={row[key]}" for key in axes] + [f"{k}={v}" for k, v in SET.items()])
+        )
+        assert row["per_token_s"] == pytest.approx(float(own.serve().per_token), rel=2e-6)
+    none = [row["per_token_s"] for row in found.rows if row["deployment.speculative.tokens"] == 0]
+    assert none[0] == pytest.approx(none[1])
+
+
 def test_what_cannot_be_is_left_out_with_the_reason(found):
     for row in found.rows:
         reason = row["left_out"]
