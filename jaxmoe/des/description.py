@@ -255,6 +255,12 @@ def with_memory(
     return np.maximum(products, waited) if layer.overlap else products + waited
 
 
+def even_seconds(layer: LayerDescription, flops: float, moved: float) -> float:
+    """Seconds of work that all nodes share evenly: FLOPs, and bytes of every level of memory."""
+    each = np.full((len(layer.memory), layer.num_nodes), moved / layer.num_nodes)
+    return float(with_memory(layer, flops / layer.num_nodes / layer.flops, each).max())
+
+
 def node_flops(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, " node"]:
     """FLOPs of every node, without the padding of tiles."""
     return plan.part.sum(axis=(0, 1)) * layer.flops_per_token_expert

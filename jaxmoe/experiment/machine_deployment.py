@@ -88,7 +88,7 @@ def _on_machine(scenario: Scenario) -> Iterator[Deployed[MachineStep]]:
     _check(scenario, asked)
     check_attention(build_model(scenario.model))
     inputs = inputs_of(scenario)
-    strategy, users = _plan(inputs), users_of(asked)
+    strategy, users = deployed_plan(inputs), users_of(asked)
     backend = BACKENDS[asked.backend]
     memory = _memory(inputs, strategy, users.prompt + users.output / 2, backend.memory_part)
     decoded = asked.concurrency * (1 + drafted_of(asked))
@@ -189,14 +189,15 @@ def _memory(inputs: Inputs, strategy: Strategy, context: float, part: float) -> 
     return memory
 
 
-def _plan(inputs: Inputs) -> Strategy:
+def deployed_plan(inputs: Inputs) -> Strategy:
+    """The plan by which the experts of a deployment lie."""
     system = inputs.scenario.system
     return plan_of_system(inputs, system.plan if system.uses_plan else "ep_balanced", inputs.trace)
 
 
 def _systems(inputs: Inputs, strategy: Strategy) -> Iterator[SystemLayers]:
     """Layers of the scenario's system, then of its baseline where that is another run."""
-    runs, _ = _runs(inputs, strategy, inputs.scenario.workload.batch_tokens, Context(1.0, 1.0))
+    runs, _ = runs_of_size(inputs, strategy, inputs.scenario.workload.batch_tokens, Context(1.0, 1.0))
     names = [*runs]
     for name in dict.fromkeys((names[-1], names[0])):
         times = cache(partial(_layer_time, inputs, strategy, name))
@@ -205,7 +206,7 @@ def _systems(inputs: Inputs, strategy: Strategy) -> Iterator[SystemLayers]:
 
 def _layer_time(inputs: Inputs, strategy: Strategy, name: str, tokens: int, context: Context) -> LayerTime:
     """The mean layer of a run over iterations of so many tokens."""
-    runs, iterations = _runs(inputs, strategy, tokens, context)
+    runs, iterations = runs_of_size(inputs, strategy, tokens, context)
     time = runs[name].rollout(iterations.batches).time
     return jax.tree.map(lambda leaf: np.mean(leaf, axis=(0, 1)), time)
 
@@ -214,12 +215,12 @@ def _layer_on(
     inputs: Inputs, strategy: Strategy, name: str, machine: Machine, tokens: int, context: Context
 ) -> LayerTime:
     """The mean layer of a run on another machine, which JAX may trace. Raises `UnsuitableSystemError`."""
-    runs, iterations = _runs(inputs, strategy, tokens, context)
+    runs, iterations = runs_of_size(inputs, strategy, tokens, context)
     time = runs[name].timed(iterations.batches, machine)
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32).mean(axis=(0, 1)), time)
 
 
-def _runs(
+def runs_of_size(
     inputs: Inputs, strategy: Strategy, tokens: int, context: Context
 ) -> tuple[dict[str, AbstractRun], IterationBatches]:
     """Runs of the scenario's system in steps of so many tokens, and its iterations."""

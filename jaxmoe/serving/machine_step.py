@@ -82,44 +82,73 @@ class MachineStep(AbstractStep):
 
     def _row(self, load: StepLoad) -> LayerTime:
         if load not in self._known:
-            model, drafted = self.model, self.deployment.drafted
-            passes = [(1, self._pass(load, load, len(model.moe_layer_ids), model.num_dense_layers))]
-            last = load._replace(queries=1.0)
-            if drafted:  # as `ModelStep` has it: all tokens pass once, for their keys and values
-                passes.append((1, self._pass(load, last, 1, 0)))
-            if drafted > 1:
-                last = last._replace(prefilled=0.0)
-                passes.append((drafted - 1, self._pass(last, last, 1, 0)))
-            self._known[load] = price_in_turn(passes)
+            self._known[load] = price_in_turn([(each.count, self._time(each)) for each in self.passes(load)])
         return self._known[load]
 
-    def _pass(self, load: StepLoad, heads: StepLoad, routed: int, dense: int) -> LayerTime:
-        """So many layers with routed experts and without, then the head for what is answered of another load."""
-        given, ended = (StepLoad(*map(jnp.asarray, each)) for each in (load, heads))
-        tokens, answered = max(round(float(given.tokens)), 1), max(float(ended.answered), 1.0)
-        context = context_of(self.model, load)
-        layer, even = self.layers.time(tokens, context), self.beside(context)
-        timed = attends(layer)
+    def passes(self, load: StepLoad) -> list["Pass"]:
+        """Passes of a step: through the model, then of the layer that drafts tokens, as `ModelStep` has them.
+
+        Its first pass has all tokens, for their keys and values, each further one what it drafted last.
+        """
+        model, drafted = self.model, self.deployment.drafted
+        last = load._replace(queries=1.0)
+        found = [Pass(1, load, load, len(model.moe_layer_ids), model.num_dense_layers)]
+        found += [Pass(1, load, last, 1, 0)] * (drafted > 0)
+        return found + [Pass(drafted - 1, last._replace(prefilled=0.0), last._replace(prefilled=0.0), 1, 0)] * (
+            drafted > 1
+        )
+
+    def _time(self, each: "Pass") -> LayerTime:
+        context = context_of(self.model, each.load)
+        layer, even = self.layers.time(each.tokens, context), self.beside(context)
+        parts = self.parts_beside(each, attends(layer))
         if self.other is not None:
             assert self.layers.on is not None
-            layer, even = self.layers.on(self.other, tokens, context), replace(even, machine=self.other)
-        beside = self._beside(even, timed, routed, dense)
-        asked = {name: part for name, part in beside.items() if float(part.flops_per_token) > 0}
-        counts = {name: jnp.asarray(answered if name == HEAD else tokens, jnp.float32) for name in asked}
-        times = [even_time(even.machine, asked, counts)] if asked else []
-        return price_in_turn([(routed, layer), *((1, each) for each in times)])
+            layer, even = self.layers.on(self.other, each.tokens, context), replace(even, machine=self.other)
+        works = {name: part for name, (part, _) in parts.items()}
+        counts = {name: jnp.asarray(count, jnp.float32) for name, (_, count) in parts.items()}
+        times = [even_time(even.machine, works, counts)] if parts else []
+        return price_in_turn([(each.routed, layer), *((1, time) for time in times)])
 
-    def _beside(self, even: EvenParts, timed: bool, routed: int, dense: int) -> dict[str, EvenPart]:
-        """What layers do not have; attention of dense layers alone where it is `timed` with the others."""
-        model = self.model
-        attention = dense if timed else routed + dense
-        shared = 0 if self.layers.with_shared else routed
-        return {
+    def parts_beside(self, each: "Pass", timed: bool) -> dict[str, tuple[EvenPart, float]]:
+        """What the layers of a pass do not have, and of how many tokens it is.
+
+        Where attention is `timed` with layers that have experts, it is that of the other ones alone.
+        """
+        model, even = self.model, self.beside(context_of(self.model, each.load))
+        attention = each.dense if timed else each.routed + each.dense
+        shared = 0 if self.layers.with_shared else each.routed
+        parts = {
             f"{ATTENTION}{DENSE}" if timed else ATTENTION: even.attention.times(attention / model.num_layers),
-            "dense": even.dense.times(dense / max(model.num_dense_layers, 1)),
+            "dense": even.dense.times(each.dense / max(model.num_dense_layers, 1)),
             "shared": even.shared.times(shared / len(model.moe_layer_ids)),
             HEAD: self.head,
         }
+        asked = {name: part for name, part in parts.items() if float(part.flops_per_token) > 0}
+        return {name: (part, each.answered if name == HEAD else float(each.tokens)) for name, part in asked.items()}
+
+
+class Pass(NamedTuple):
+    """So many times the tokens of a load go through layers, `routed` with experts and `dense` ones, then the head.
+
+    That has those that are answered of `heads`.
+    """
+
+    count: int
+    load: StepLoad
+    heads: StepLoad
+    routed: int
+    dense: int
+
+    @property
+    def tokens(self) -> int:
+        """Whole tokens that pass the layers, one at least."""
+        return max(round(float(StepLoad(*map(jnp.asarray, self.load)).tokens)), 1)
+
+    @property
+    def answered(self) -> float:
+        """Tokens that pass the head, one at least."""
+        return max(float(StepLoad(*map(jnp.asarray, self.heads)).answered), 1.0)
 
 
 def attends(time: LayerTime) -> bool:
