@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import IterationBatches, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, plan_of_system
 from jaxmoe.hardware import Machine
+from jaxmoe.hardware.gpu.deepep_files import ExchangeFile, read_exchanges
+from jaxmoe.hardware.gpu.files import KernelFile, read_kernels
 from jaxmoe.methods import AbstractRun, system_of
 from jaxmoe.serving.closed_loop import BACKENDS, Overheads
 from jaxmoe.serving.deployment import Deployment, Exchange, check_attention
@@ -53,6 +56,15 @@ def in_engine(scenario: Scenario) -> bool:
     asked, die = scenario.deployment, scenario.hardware.die
     measured = die is not None and isinstance(die.gemm, FittedGemmConfig)
     return asked is not None and (asked.exchange == ENGINE or not measured)
+
+
+def deployed_anywhere(
+    scenario: Scenario,
+    read: Callable[[Path], KernelFile] = read_kernels,
+    read_deepep: Callable[[Path], ExchangeFile] = read_exchanges,
+) -> Deployed[AbstractStep]:
+    """A scenario's deployment on any machine; on GPUs by kernels and exchanges of the files that are read so."""
+    return next(_on_machine(scenario)) if in_engine(scenario) else deployed(scenario, read, read_deepep)
 
 
 def compared(scenario: Scenario) -> Iterator[Deployed[AbstractStep]]:

@@ -65,5 +65,5 @@ def replayed_on_machine(scenario: Scenario, step: MachineStep, load: StepLoad, r
             )
             for part, tokens in step.parts_beside(each, timed).values()
         )
-        seconds += each.count * (each.routed * layer_seconds(each.tokens, context) + beside)
+        seconds += each.times * (each.routed * layer_seconds(each.tokens, context) + beside)
     return seconds

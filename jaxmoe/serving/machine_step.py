@@ -82,7 +82,7 @@ class MachineStep(AbstractStep):
 
     def _row(self, load: StepLoad) -> LayerTime:
         if load not in self._known:
-            self._known[load] = price_in_turn([(each.count, self._time(each)) for each in self.passes(load)])
+            self._known[load] = price_in_turn([(each.times, self._time(each)) for each in self.passes(load)])
         return self._known[load]
 
     def passes(self, load: StepLoad) -> list["Pass"]:
@@ -134,7 +134,7 @@ class Pass(NamedTuple):
     That has those that are answered of `heads`.
     """
 
-    count: int
+    times: int
     load: StepLoad
     heads: StepLoad
     routed: int

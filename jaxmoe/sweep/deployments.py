@@ -1,7 +1,8 @@
 """A sweep over deployments: what users wait for and what a GPU yields, at every point of a study that names them.
 
-Points that differ in nothing but requests are one layout. Layouts of a kind, with the same stages and kernels, are
-priced together, in chunks of one size, so that hardly anything is compiled for another layout.
+Points that differ in nothing but requests are one layout. Layouts of GPUs of a kind, with the same stages and kernels,
+are priced together, in chunks of one size, so that hardly anything is compiled for another layout. A machine that the
+engine times is a kind of its own with each number of requests, and each number of tokens of a step a rollout.
 """
 
 import math
@@ -19,15 +20,17 @@ from jaxtyping import Float, Int
 
 from jaxmoe.config.keys import METHOD, is_of_system
 from jaxmoe.errors import InputError
-from jaxmoe.experiment.deployment import Deployed, deployed
+from jaxmoe.experiment.deployment import Deployed
+from jaxmoe.experiment.machine_deployment import deployed_anywhere, in_engine
 from jaxmoe.experiment.metrics import Row
 from jaxmoe.hardware.gpu.deepep_files import read_exchanges
 from jaxmoe.hardware.gpu.files import read_kernels
 from jaxmoe.serving.closed_loop import LIMITS, Users, limits, loop_of, wait
+from jaxmoe.serving.costs import joules_of_steps
 from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
 from jaxmoe.serving.merged import kind_of, merged
-from jaxmoe.serving.step import ModelStep
+from jaxmoe.serving.step import AbstractStep, ModelStep
 from jaxmoe.sweep.analysis import is_efficient
 from jaxmoe.sweep.deployment_chunks import Chunks
 from jaxmoe.sweep.point import Point, comparable
@@ -101,7 +104,7 @@ def by_case(rows: Iterable[Row]) -> dict[Case, list[Row]]:
 class _Layout:
     """A deployment and the requests of its points: arrays [point]."""
 
-    deployed: Deployed[ModelStep]
+    deployed: Deployed[AbstractStep]
     identity: bytes  # of its values and of the files that these name
     points: Int[np.ndarray, " point"]
     requests: Float[np.ndarray, "point request"]
@@ -110,6 +113,8 @@ class _Layout:
     @property
     def kind(self) -> Hashable:
         step = self.deployed.step
+        if not isinstance(step, ModelStep):
+            return id(step)
         file = step.kernels.file
         return id(file.kernels), file.system, step.model, kind_of(self.deployed.deployment)
 
@@ -143,7 +148,7 @@ def sweep_deployments(study: Study, progress: Progress, folder: Path | None = No
     chunks.end()
     for case in by_case(row for row in rows if row[LEFT_OUT] is None).values():
         _mark_front(case)
-    notes = sorted({note for layout in layouts for note in layout.deployed.step.kernels.notes})
+    notes = sorted({note for layout in layouts for note in layout.deployed.step.notes})
     return DeploymentSweep(space, rows, len(kinds), setup_s, time.perf_counter() - start, notes, chunks.known)
 
 
@@ -156,9 +161,10 @@ def check_deployments(study: Study) -> None:
                 f"{study.path}: {key} is given beside axes of deployments, which have whole steps; drop it"
             )
     for key in (*config.axes, *config.set, *config.derived):
-        if key in METHOD or is_of_system(key):
+        if key in METHOD:
             raise SweepError(
-                f"{study.path}: {key} is given beside axes of deployments, whose experts lie by expert_ranks; drop it"
+                f"{study.path}: {key} is given beside axes of deployments, whose experts lie by expert_ranks, or on "
+                f"machines without measured kernels by system.plan and costs.exchange; drop it"
             )
 
 
@@ -174,8 +180,10 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
     read = cache(read_kernels), cache(read_exchanges)
     told: dict[int, str] = {}  # files of exchanges, of which few are common to all
 
-    def exchanges_of(own: Deployed[ModelStep]) -> str:
-        file = own.step.deepep
+    systems = [key for key in chosen if is_of_system(key)]
+
+    def exchanges_of(step: AbstractStep) -> str:
+        file = step.deepep if isinstance(step, ModelStep) else None
         if id(file) not in told:
             # The text of a file leaves out the numbers of kernels.
             numbers = [vars(each.kernel) for each in file.exchanges] if file else []
@@ -184,25 +192,53 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
 
     asked = np.array([[row.get(key, np.nan) for row in rows] for key in KEYS], float).T  # where it is an axis
     contexts = _context(*np.nan_to_num(asked[:, 1:3]).T)
-    for same, places in alike.items():
+    todo = list(alike.items())
+    while todo:
+        same, places = todo.pop(0)
         shortest = places[int(contexts[places].argmin())]
         try:
-            own = deployed(space.scenario(points[shortest].values), *read)
+            scenario = space.scenario(points[shortest].values)
+            if in_engine(scenario) and len(parts := _by_requests(places, asked[:, 0])) > 1:
+                todo = [(same, part) for part in parts] + todo
+                continue
+            own = deployed_anywhere(scenario, *read)
         except InputError as error:
             reason = NO_ROOM if isinstance(error, DoesNotFitError) else str(error)
             _leave_out(rows, places, reason)
             continue
+        if systems and isinstance(own.step, ModelStep):
+            raise SweepError(
+                f"{space.label}: {systems[0]} is given beside axes of deployments on GPUs, whose experts lie by "
+                "expert_ranks; drop it, or take deployment.exchange engine"
+            )
         stated = [getattr(own.users, name) for name in REQUESTS]
         requests = np.where(np.isnan(asked[places]), stated, asked[places])
-        identity = repr((same, points[shortest].content, exchanges_of(own))).encode()
+        identity = repr((same, points[shortest].content, exchanges_of(own.step))).encode()
         yield _Layout(own, identity, np.array(places), requests, _sequences(own, requests))
+
+
+def _by_requests(places: Sequence[int], concurrency: Float[np.ndarray, " point"]) -> list[list[int]]:
+    """Places by their requests in flight, which say how much of a trace is left for prompts."""
+    found: dict[str, list[int]] = {}
+    for at in places:
+        found.setdefault(str(concurrency[at]), []).append(at)
+    return [*found.values()]
 
 
 def _sequences(own: Deployed, requests: Float[np.ndarray, "point request"]) -> Float[np.ndarray, " point"]:
     """Sequences that a rank has memory for, of the lengths of each point."""
     contexts, which = np.unique(_context(requests[:, 1], requests[:, 2]), return_inverse=True)
-    sizes = [cache_bytes(own.step.model, own.deployment, float(context)) for context in contexts]
+    sizes = [_cache_bytes(own, float(context)) for context in contexts]
     return np.array([replace(own.memory, cache_per_sequence=size).sequences for size in sizes])[which]
+
+
+def _cache_bytes(own: Deployed, context: float) -> float:
+    """Keys and values of a sequence of so many tokens on a device; nodes of a machine have equal parts of them."""
+    model = own.step.model
+    if isinstance(own.step, ModelStep):
+        return cache_bytes(model, own.deployment, context)
+    known = float(_context(own.users.prompt, own.users.output))
+    return own.memory.cache_per_sequence * model.context_read(context) / model.context_read(known)
 
 
 def _context(prompt: Given, output: Given) -> Given:
@@ -228,7 +264,7 @@ def _leave_out(rows: list[Row], places: Iterable[int], reason: str) -> None:
 def _first_reason(space: Space, points: Sequence[Point], rows: Sequence[Row]) -> str:
     """Why the first point is left out, with the remedy."""
     try:
-        deployed(space.scenario(points[0].values))
+        deployed_anywhere(space.scenario(points[0].values))
     except InputError as error:
         return str(error)
     return rows[0][LEFT_OUT]
@@ -285,7 +321,9 @@ def _measured(
 ) -> dict[str, list[object]]:
     """Columns of measures of rows of a kind."""
     first, all_deployed = kind[0].deployed, [layout.deployed for layout in kind]
-    step = merged([each.step for each in all_deployed], of_row)
+    steps = [each.step for each in all_deployed]
+    gpus = [step for step in steps if isinstance(step, ModelStep)]
+    step = merged(gpus, of_row) if gpus else steps[0]
     users = Users(**dict(zip(REQUESTS, jnp.asarray(requests.T, jnp.float32), strict=True)))
     served = wait(loop_of(step, users, jnp.asarray(sequences, jnp.float32), first.backend), first.overheads)
     ranks = np.array([each.deployment.data for each in all_deployed])[of_row]
@@ -298,16 +336,23 @@ def _measured(
         "decoding_sequences_a_rank": served.decoding,
         "gpus": np.array([each.deployment.devices for each in all_deployed])[of_row],
         "weights_B": np.array([each.memory.experts + each.memory.other_weights for each in all_deployed])[of_row],
+    }
+    rooms = {
         "free_B": np.array([each.memory.free for each in all_deployed])[of_row],
         "most_sequences_a_rank": sequences,
     }
     rates = np.asarray(found["tokens_per_s_device"])
     costs = [each.costs for each in all_deployed]
+    joules = None if gpus else joules_of_steps(step, users, jnp.asarray(sequences, jnp.float32), first.backend)
     columns: dict[str, list[object]] = {
-        "J_per_million_tokens": _given([each.joules(1.0) for each in costs], of_row, rates),
+        "J_per_million_tokens": _given([each.joules(1.0) for each in costs], of_row, rates)
+        if joules is None
+        else np.asarray(joules).tolist(),
         "price_per_million_tokens": _given([each.price(1.0) for each in costs], of_row, rates),
     }
     columns |= {name: np.asarray(column).tolist() for name, column in found.items()}
+    for name, room in rooms.items():  # endless on a machine whose memory is not told
+        columns[name] = [size if math.isfinite(size) else None for size in room.tolist()]
     return columns | {"limited_by": [LIMITS[at] for at in limited]}
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_scenario
 from jaxmoe.experiment.deployment import deployed
+from jaxmoe.experiment.machine_deployment import compared
 from jaxmoe.hardware.gpu.deepep import LowLatencyKernel
 from jaxmoe.hardware.gpu.deepep_files import write_exchanges
 from jaxmoe.hardware.gpu.files import write_kernels
@@ -88,6 +89,40 @@ def test_a_point_is_what_evaluate_prints(found, scenario, tmp_path):
     assert [row[name] for name in SERVED] == pytest.approx([served[name] for name in SERVED], rel=1e-6)
     assert "the users in flight" in done.output
     assert row["limited_by"] == "the users in flight"
+
+
+def test_machines_that_the_engine_times_are_points_as_evaluate_tells_them(study, scenario, tmp_path):
+    """A switch without measured kernels, by links, plans, requests and lengths; a trace of 64 tokens limits these."""
+    plain = {"backend": "sglang", "exchange": "engine", "output_tokens": 64}
+    axes = {
+        "hardware.link.bandwidth_GB_per_s": [50, 100],
+        "system.plan": ["tp", "ep_balanced"],
+        "deployment.concurrency": [8, 16, 64],
+        "deployment.prompt_tokens": [32, 128],
+    }
+    path = study(axes=axes, set={"deployment": plain})
+    found = sweep_deployments(read_study(path), lambda done, total: None, tmp_path)
+    assert len(found.priced) == 16
+    assert {row["left_out"] for row in found.rows if row["deployment.concurrency"] == 64} == {
+        "deployment.concurrency is 64; expected less than 64, as a step takes 1 of the 64 tokens of workload.trace for "
+        "each. Lower it, or take a longer trace"
+    }
+    for row in found.priced[::5]:
+        system = f"system={{name: static, plan: {row['system.plan']}}}"
+        given = [system, *(f"{key}={row[key]}" for key in axes if key != "system.plan")]
+        own = next(compared(load_scenario(scenario, [f"deployment={json.dumps(plain)}", *given])))
+        served = own.serve()
+        told = served.first_token, served.per_token, served.tokens_per_s_user()
+        told = [*told, served.tokens_per_s_device(own.step), served.decoding]
+        assert [row[name] for name in SERVED] == pytest.approx([float(each) for each in told], rel=2e-6)
+        assert row["most_sequences_a_rank"] == pytest.approx(own.memory.sequences)
+    rates = {
+        row["hardware.link.bandwidth_GB_per_s"]: row["tokens_per_s_device"]
+        for row in found.priced[:1] + found.priced[-1:]
+    }
+    assert rates[50] < rates[100]
+    again = sweep_deployments(read_study(path), lambda done, total: None, tmp_path)
+    assert (again.known_chunks, again.rows) == (8, found.rows)
 
 
 def test_drafts_are_axes_and_their_acceptance_a_number_of_users(study, scenario):
@@ -255,6 +290,11 @@ def test_the_command_writes_all_points_and_prints_fronts_in_80_columns(study, tm
 REFUSED = {
     "strategy": ({"axes": AXES | {"strategy": ["tp"]}}, [], "strategy is given beside axes of deployments"),
     "metrics": ({"metrics": ["total"]}, [], "metrics is given beside axes of deployments"),
+    "system": (
+        {"axes": {"deployment.tensor": [1], "system.plan": ["tp"]}},
+        [],
+        "system.plan is given beside axes of deployments on GPUs",
+    ),
     "option": ({}, ["--elasticities"], "--elasticities is given"),
     "none": (
         {"axes": {"deployment.tensor": [3]}},
