@@ -85,10 +85,10 @@ def deployed_on_machine(scenario: Scenario) -> Deployed[MachineStep]:
 def experts_timed(scenario: Scenario) -> Callable[[Batch], LayerTime]:
     """Times [step, layer] of a scenario's system for batches of any choices, one context token before each."""
     inputs = inputs_of(scenario)
-    strategy = _plan(inputs)
+    strategy = deployed_plan(inputs)
 
     def timed(batches: Batch) -> LayerTime:
-        runs, _ = _runs(inputs, strategy, batches.experts.shape[2], Context(1.0, 1.0))
+        runs, _ = runs_of_size(inputs, strategy, batches.experts.shape[2], Context(1.0, 1.0))
         return runs[[*runs][-1]].rollout(batches).time
 
     return timed

@@ -110,7 +110,7 @@ class ServingReader:
         called = (key, most, asked.buffering is not None)
         table = _kept(self._tables, called, lambda: machine_table(scenario, own, *called[1:]))
         gpus = fleet.all_engines * own.deployment.devices
-        buffering = asked.buffering and buffering_of(scenario, asked.buffering, len(requests))
+        buffering = None if asked.buffering is None else buffering_of(scenario, asked.buffering, len(requests))
         return Serving(requests, fleet, table, _limits(asked), gpus, buffering=buffering)
 
     def _asked(self, asked: ServingConfig, own: Deployed[AbstractStep]) -> tuple[Requests, Fleet]:

@@ -100,8 +100,8 @@ def check_buffering(scenario: Scenario) -> None:
     strategy = getattr(system, "strategy", "")
     if system.name != SYSTEM:
         raise OptionError(
-            f"serving.buffering is given, but system.name is {system.name}, whose experts stay where they are; expected "
-            f"{SYSTEM}, which loads them in every step. Leave one of them out"
+            f"serving.buffering is given, but system.name is {system.name}, whose experts stay where they are; "
+            f"expected {SYSTEM}, which loads them in every step. Leave one of them out"
         )
     if strategy == "fse_buffered":
         raise OptionError(
@@ -136,7 +136,7 @@ def _more(whole: list[list[float]], alone: Float[np.ndarray, " G"]) -> Float[np.
 def _chosen(
     popularity: Float[np.ndarray, "layers experts"], tokens: int, count: int, top_k: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "layers draws tokens top_k"]:
-    """Choices of so many tokens, by popularity among `count` experts that are drawn by it, each chosen at least once."""
+    """Choices of so many tokens, by popularity among `count` experts drawn by it, each chosen at least once."""
     found = np.empty((len(popularity), DRAWS, tokens, top_k), np.int32)
     for own, each in zip(found, popularity, strict=True):
         for choices in own:
