@@ -82,9 +82,8 @@ def deployed_on_machine(scenario: Scenario) -> Deployed[MachineStep]:
     return next(_on_machine(scenario))
 
 
-def experts_timed(scenario: Scenario) -> Callable[[Batch], LayerTime]:
-    """Times [step, layer] of a scenario's system for batches of any choices, one context token before each."""
-    inputs = inputs_of(scenario)
+def experts_timed(inputs: Inputs) -> Callable[[Batch], LayerTime]:
+    """Times [step, layer] of a system for batches of any choices, one token of context before each."""
     strategy = deployed_plan(inputs)
 
     def timed(batches: Batch) -> LayerTime:

@@ -11,7 +11,7 @@ from jaxmoe.config.serving import BufferingConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.engine.times import ATTENTION
 from jaxmoe.experiment.deployment import Deployed
-from jaxmoe.experiment.inputs import OptionError, inputs_of
+from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.machine_deployment import deployed_on_machine, experts_timed
 from jaxmoe.serving.machine_step import HEAD, MachineStep
 from jaxmoe.serving.online.buffering import Buffering
@@ -34,8 +34,9 @@ def machine_table(scenario: Scenario, own: Deployed[MachineStep], most: float, b
     What the experts take is a mean over batches of the trace, by the tokens that pass them and, `by_experts`, by how
     many experts these choose. More tokens than the grid or the trace has take what its last slope says.
     """
+    inputs = inputs_of(scenario)
     sizes = SIZES[: np.searchsorted(SIZES, most) + 1]
-    sizes = sizes[sizes <= inputs_of(scenario).trace.num_tokens]
+    sizes = sizes[sizes <= inputs.trace.num_tokens]
     contexts = CONTEXTS[: np.searchsorted(CONTEXTS, sum(own.users[1:])) + 1]
     none_too, step, attends = np.array([0.0, *sizes]), own.step, _attention(scenario)
     times = [step.time(StepLoad(size, 1.0)) for size in sizes]
@@ -53,15 +54,15 @@ def machine_table(scenario: Scenario, own: Deployed[MachineStep], most: float, b
         Term(HEAD, ("sequences",), (none_too,), np.array([0.0, *head])),
     ]
     if by_experts:
-        return StepTable((*terms, expert_term(scenario, sizes)))
+        return StepTable((*terms, expert_term(inputs, sizes)))
     total = np.array([float(time.total) for time in times])
     experts = total - alone - beside - head
     return StepTable((*terms, Term("experts", ("routed",), (none_too,), np.array([0.0, *experts]))))
 
 
-def expert_term(scenario: Scenario, sizes: Float[np.ndarray, " G"]) -> Term:
+def expert_term(inputs: Inputs, sizes: Float[np.ndarray, " G"]) -> Term:
     """Seconds of the experts of all layers, by the tokens that pass them and how many experts these choose."""
-    inputs, timed, rng = inputs_of(scenario), experts_timed(scenario), np.random.default_rng(0)
+    timed, rng = experts_timed(inputs), np.random.default_rng(0)
     popularity = load_counts(inputs.trace).counts[0] + 1.0
     experts, top_k = popularity.shape[1], inputs.moe.top_k
     counts = np.unique(np.rint(np.geomspace(top_k, experts, COUNTS)))
@@ -136,7 +137,7 @@ def _more(whole: list[list[float]], alone: Float[np.ndarray, " G"]) -> Float[np.
 def _chosen(
     popularity: Float[np.ndarray, "layers experts"], tokens: int, count: int, top_k: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "layers draws tokens top_k"]:
-    """Choices of so many tokens, by popularity among `count` experts drawn by it, each chosen at least once."""
+    """Choices by popularity among `count` experts that are drawn by it, each of which is chosen at least once."""
     found = np.empty((len(popularity), DRAWS, tokens, top_k), np.int32)
     for own, each in zip(found, popularity, strict=True):
         for choices in own:

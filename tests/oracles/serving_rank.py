@@ -174,9 +174,12 @@ class Rank:
 
     def _continue(self, jobs: list[Job]) -> None:
         for job in jobs:
+            if job.paused is not None:  # the token of its pass was counted where it began
+                job.given = 1
+                continue
             tokens = min(job.left(), self.budget)
             if tokens == 0 or job not in self.running:
-                break
+                continue
             while not self.blocks.grow(job, job.computed + tokens, []):
                 last = next(each for each in reversed(self.running) if each not in self.leaving)
                 self.running.remove(last)

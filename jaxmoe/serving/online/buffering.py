@@ -22,7 +22,8 @@ class Buffering:
     Token `p` of request `r`, of prompt and output, chooses `experts[(first[r] + p) % tokens]`; -1 is no expert. With a
     `slack` of 0.1, ten tokens of output let a request wait once (N_threshold), and with 0 none ever waits. A request
     waits where one of its experts has fewer than `least_tokens` (theta_min) in the step, if it has a wait left. Who
-    reads a prompt does not wait: that pass is none of many. Raises `InputError` for a slack over 1.
+    reads a prompt does not wait: that pass is none of many. Who goes on takes nothing from the token budget, so others
+    may begin a pass in its place. Raises `InputError` for a slack over 1.
     """
 
     experts: Int[np.ndarray, "tokens layers top_k"]

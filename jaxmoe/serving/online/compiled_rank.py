@@ -145,14 +145,22 @@ def _give(queues, jobs, rank, row, tokens):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _go_on(queues, memory, rank, budget, leaves_decoding):
-    """Tokens for those that run, from a budget whose rest is returned; the last are preempted if blocks run out."""
+    """Tokens for those that run, from a budget whose rest is returned; the last are preempted if blocks run out.
+
+    Who waited at a layer goes on without: the token of a pass is counted where it begins.
+    """
     jobs, seats, pool = memory.jobs, queues.seats, memory.pool_of[rank]
     block_tokens, caches = memory.pools[pool, BLOCK_TOKENS], memory.pools[pool, CACHES] == 1
     at = 0
-    while at < queues.running[rank] and budget > 0:
+    while at < queues.running[rank]:
         row = seats[rank, at]
         at += 1
         if row < 0 or (leaves_decoding and decodes(jobs, row)):
+            continue
+        if jobs[row, PAUSED] != NONE:
+            _give(queues, jobs, rank, row, 1)
+            continue
+        if budget == 0:
             continue
         tokens = min(jobs[row, KNOWN] - jobs[row, COMPUTED], budget)
         end = jobs[row, COMPUTED] + tokens
