@@ -22,7 +22,7 @@ from jaxmoe.experiment.deployment import Deployed, deployed, drafted_of, stated_
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.machine_deployment import deployed_on_machine, in_engine
 from jaxmoe.experiment.serving import Serving
-from jaxmoe.experiment.serving_machine import buffering_of, check_buffering, machine_table
+from jaxmoe.experiment.serving_machine import buffering_of, check_buffering, grid_of, machine_table
 from jaxmoe.experiment.serving_topics import rebalancing_of, topic_shares, with_topics
 from jaxmoe.hardware.gpu.files import read_kernels
 from jaxmoe.serving.closed_loop import BACKENDS
@@ -106,9 +106,9 @@ class ServingReader:
         _check_on_machine(scenario, asked, self._profile)
         own = _kept(self._deployed, key, lambda: deployed_on_machine(scenario))
         requests, fleet = self._asked(asked, own)
-        most = fleet.engine.token_budget + fleet.engine.seats
-        called = (key, most, asked.buffering is not None)
-        table = _kept(self._tables, called, lambda: machine_table(scenario, own, *called[1:]))
+        sizes, by_experts = grid_of(fleet.engine.token_budget + fleet.engine.seats), asked.buffering is not None
+        called = (key, len(sizes), by_experts)
+        table = _kept(self._tables, called, lambda: machine_table(scenario, own, sizes, by_experts))
         gpus = fleet.all_engines * own.deployment.devices
         buffering = None if asked.buffering is None else buffering_of(scenario, asked.buffering, len(requests))
         return Serving(requests, fleet, table, _limits(asked), gpus, buffering=buffering)

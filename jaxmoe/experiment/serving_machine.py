@@ -28,14 +28,20 @@ BESIDE = ("dense", "shared")  # what every token passes beside the layers of a s
 SYSTEM = "expert_streaming"
 
 
-def machine_table(scenario: Scenario, own: Deployed[MachineStep], most: float, by_experts: bool) -> StepTable:
-    """Seconds of a step of up to `most` tokens, exact on a grid for steps that only decode or only read prompts.
+def grid_of(most: int) -> Float[np.ndarray, " G"]:
+    """Numbers of tokens of a table for steps of up to `most`."""
+    return SIZES[: np.searchsorted(SIZES, most) + 1]
+
+
+def machine_table(
+    scenario: Scenario, own: Deployed[MachineStep], sizes: Float[np.ndarray, " G"], by_experts: bool
+) -> StepTable:
+    """Seconds of a step, exact for these numbers of tokens in steps that only decode or only read prompts.
 
     What the experts take is a mean over batches of the trace, by the tokens that pass them and, `by_experts`, by how
     many experts these choose. More tokens than the grid or the trace has take what its last slope says.
     """
     inputs = inputs_of(scenario)
-    sizes = SIZES[: np.searchsorted(SIZES, most) + 1]
     sizes = sizes[sizes <= inputs.trace.num_tokens]
     contexts = CONTEXTS[: np.searchsorted(CONTEXTS, sum(own.users[1:])) + 1]
     none_too, step, attends = np.array([0.0, *sizes]), own.step, _attention(scenario)
