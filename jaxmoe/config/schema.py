@@ -224,7 +224,8 @@ class Scenario(Section):
         "content of such a YAML file as a mapping"
     )
     workload: WorkloadConfig = Field(
-        description="the name of a file in workloads/, the path of a YAML file, or its content as a mapping"
+        description="the name of a file in workloads/, the path of a YAML file, or its content as a mapping; beside a "
+        "deployment it may be left out"
     )
     costs: CostsConfig = Field(default=CostsConfig(), description="the costs of a token as a mapping")
     schedule: Annotated[str, AfterValidator(_schedule)] = Field(
@@ -259,6 +260,14 @@ class Scenario(Section):
         examples=[{"arrivals": {"kind": "random", "rate_per_s": 4}}],
     )
     seed: Seed = Field(default=0, description="the default seed", examples=[0])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _deployments_have_their_own_gating(cls, value: object) -> object:
+        """A deployment may be without a workload: kernels of GPUs see loads of experts, by `gating_spread`."""
+        if isinstance(value, dict) and value.get("deployment") is not None and "workload" not in value:
+            return value | {"workload": {}}
+        return value
 
     @model_validator(mode="after")
     def _has_dies(self) -> "Scenario":

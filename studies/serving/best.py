@@ -8,7 +8,7 @@ requests it simulated to know. Further requests of the same kind, which no metho
 on one core; --quick, one setting and seed, takes a minute. See README.md.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -159,16 +159,20 @@ def tell(rows: list[dict[str, str]]) -> None:
             some = [row for row in own if name in ("", row["setting"])]
             if not some:
                 continue
-            regret, by_grid, share = (
-                np.array([100 * float(row[key]) for row in some]) for key in ("regret", "grid_regret", "share")
-            )
+            by_grid = np.array([100 * float(row["grid_regret"]) for row in some])
             later = [100 * (1 - float(row["judged_per_s_gpu"]) / judged[row["setting"], row["seed"]]) for row in some]
-            print(
-                f"{method}, {name or 'all'}: regret {regret.mean():.2f} % (at most {regret.max():.2f}), by the grid's "
-                f"own rates {by_grid.mean():.2f} % ({by_grid.max():.2f}), judged {np.mean(later):.2f} % "
-                f"({max(later):.2f}), {share.mean():.1f} % of requests ({share.max():.1f}), as asked in "
-                f"{((regret <= 2) & (share <= 10)).sum()} of {len(some)}"
-            )
+            own_rates = f", by the grid's own rates {by_grid.mean():.2f} % ({by_grid.max():.2f})"
+            print_means(method, name, some, f"{own_rates}, judged {np.mean(later):.2f} % ({max(later):.2f})")
+
+
+def print_means(method: str, name: str, rows: Sequence[Mapping[str, str]], more: str = "") -> None:
+    """Print a method's regret and part of the grid's requests: means and largest of rows of a setting, or of all."""
+    regret, share = (np.array([100 * float(row[key]) for row in rows]) for key in ("regret", "share"))
+    print(
+        f"{method}, {name or 'all'}: regret {regret.mean():.2f} % (at most {regret.max():.2f}){more}, "
+        f"{share.mean():.1f} % of requests ({share.max():.1f}), as asked in "
+        f"{((regret <= 2) & (share <= 10)).sum()} of {len(rows)}"
+    )
 
 
 if __name__ == "__main__":

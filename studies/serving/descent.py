@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from best import COUNT, SEEDS, SETTINGS, servings
+from best import COUNT, SEEDS, SETTINGS, print_means, servings
 from jaxtyping import Float
 
 from jaxmoe.experiment.rate_trials import RateTrials
@@ -170,14 +170,8 @@ def tell(rows: list[dict[str, str]]) -> None:
     """Print regrets and shares: means of each setting and of all, and the largest."""
     for name in (*SETTINGS, ""):
         some = [row for row in rows if name in ("", row["setting"])]
-        if not some:
-            continue
-        regret, share = (np.array([100 * float(row[key]) for row in some]) for key in ("regret", "share"))
-        good = ((regret <= 2) & (share <= 10)).sum()
-        print(
-            f"descent, {name or 'all'}: regret {regret.mean():.2f} % (at most {regret.max():.2f}), {share.mean():.1f} "
-            f"% of requests ({share.max():.1f}), as asked in {good} of {len(some)}"
-        )
+        if some:
+            print_means("descent", name, some)
 
 
 if __name__ == "__main__":

@@ -181,6 +181,13 @@ def test_of_many_tokens_no_step_is_kept_and_the_rest_is_the_same(scenario, tmp_p
 CLOSED = "serving.arrivals={kind: users, users: 3, requests: 30}"
 
 
+def test_a_deployment_on_gpus_needs_no_workload(scenario):
+    """Its experts have loads by `deployment.gating_spread`: no trace is read."""
+    before = serving_of(load_scenario(scenario)).identity
+    scenario.write_text(re.sub(r"workload: .*\n", "", scenario.read_text()))
+    assert serving_of(load_scenario(scenario)).identity == before
+
+
 def test_users_wait_from_when_they_send_and_have_no_highest_rate(scenario, tmp_path):
     run = serve(scenario, "--set", CLOSED, "--json", "--out", tmp_path / "out")
     assert run.exit_code == 0, run.output
