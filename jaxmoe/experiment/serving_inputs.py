@@ -110,7 +110,8 @@ class ServingReader:
         called = (key, len(sizes), by_experts)
         table = _kept(self._tables, called, lambda: machine_table(scenario, own, sizes, by_experts))
         gpus = fleet.all_engines * own.deployment.devices
-        buffering = None if asked.buffering is None else buffering_of(scenario, asked.buffering, len(requests))
+        waits = asked.buffering
+        buffering = None if waits is None else buffering_of(scenario, waits, len(requests))
         return Serving(requests, fleet, table, _limits(asked), gpus, buffering=buffering)
 
     def _asked(self, asked: ServingConfig, own: Deployed[AbstractStep]) -> tuple[Requests, Fleet]:

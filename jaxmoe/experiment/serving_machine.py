@@ -73,8 +73,8 @@ def expert_term(inputs: Inputs, sizes: Float[np.ndarray, " G"]) -> Term:
     experts, top_k = popularity.shape[1], inputs.moe.top_k
     counts = np.unique(np.rint(np.geomspace(top_k, experts, COUNTS)))
     values = np.zeros((len(sizes) + 1, len(counts)))
-    for row, tokens in enumerate(sizes.astype(int), 1):
-        for column, count in enumerate(counts.astype(int)):
+    for row, tokens in enumerate(sizes.astype(int).tolist(), 1):
+        for column, count in enumerate(counts.astype(int).tolist()):
             if count > tokens * top_k:  # more than they can choose
                 values[row, column:] = values[row, column - 1]
                 break

@@ -3,7 +3,8 @@
     python studies/serving/buffering.py
     python studies/serving/buffering.py --quick
 
-Serves the scenario served/qwen3-30b-a3b_chiplets_2x2 with several slacks, beside none, and writes buffering.csv.
+Serves the scenario served/qwen3-30b-a3b_chiplets_2x2 with several slacks, beside none, and writes buffering.csv;
+buffering_prices.csv has the table of steps beside the engine.
 Requests come at random at several rates, or are sent by users, twice as many as a step may have tokens: "together" all
 begin in one step, with prompts of a token and answers of one length, and "apart" each prompt takes 16 tokens of steps.
 A few minutes on one core, half of them for the table of steps; --quick has the first rate and seed. See README.md.
@@ -15,10 +16,17 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+
 from jaxmoe.config import load_scenario
+from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.experiment.machine_deployment import experts_timed
 from jaxmoe.experiment.serving import Serving, answers
 from jaxmoe.experiment.serving_inputs import ServingReader
+from jaxmoe.experiment.serving_machine import expert_seconds
 from jaxmoe.experiment.table import Row, Table, make_tables, study_options
+from jaxmoe.serving.online.step_table import FEATURES
+from jaxmoe.traces import sample_batches
 
 HERE = Path(__file__).resolve().parent
 SCENARIO = "served/qwen3-30b-a3b_chiplets_2x2"
@@ -26,6 +34,7 @@ SLACKS = (0.0, 0.1, 0.2, 0.3)
 RATES, SEEDS, REQUESTS = (0.3, 0.6, 1.2), (0, 1), 300  # requests/s
 PLACES = (16, 64)  # tokens of a step, of users
 PROMPTS = {"together": 1, "apart": 16}  # tokens
+TOKENS, BATCHES = (4, 16, 64, 256), 16  # of the table beside the engine
 MILLI = 1e-3
 
 
@@ -79,9 +88,30 @@ def rows(come: str, number: float, seed: int) -> Iterator[Row]:
         yield {"come": come, "number": number, "seed": seed, **row}
 
 
+def priced() -> Iterator[Row]:
+    """The table of steps beside the engine: experts of batches of the trace that the table was not made of."""
+    scenario = load_scenario(SCENARIO)
+    table, inputs = reader()(scenario).table, inputs_of(scenario)
+    experts = replace(table, terms=tuple(term for term in table.terms if term.name == "experts"))
+    timed, numbers = experts_timed(inputs), np.zeros(len(FEATURES))
+    for tokens in TOKENS:
+        drawn = sample_batches(inputs.trace, tokens, BATCHES, 1)
+        choices = np.asarray(drawn.experts).reshape(-1, tokens * inputs.moe.top_k)
+        loaded = np.mean([len(np.unique(each)) for each in choices])
+        numbers[FEATURES.index("routed")], numbers[FEATURES.index("loaded")] = tokens, loaded
+        told, real = float(experts.seconds(numbers[None])), expert_seconds(timed(drawn), len(inputs.moe.moe_layer_ids))
+        yield {
+            "tokens": tokens,
+            "loaded": loaded,
+            "table_ms": told / MILLI,
+            "engine_ms": real / MILLI,
+            "over": told / real,
+        }
+
+
 RANDOM = [("at random", rate, seed) for rate, seed in product(RATES, SEEDS)]
 USERS = [(come, places, 0) for places, come in product(PLACES, PROMPTS)]
 TABLE = Table("buffering", rows, [*RANDOM, *USERS], ("come", "number", "seed"), digits=5)
 
 if __name__ == "__main__":
-    make_tables(HERE, [TABLE], study_options(__doc__).parse_args())
+    make_tables(HERE, [TABLE, Table("buffering_prices", priced, digits=5)], study_options(__doc__).parse_args())

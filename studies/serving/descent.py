@@ -114,7 +114,8 @@ def _on_grid(each: Contender) -> Float[np.ndarray, "size decoding"]:
     """Seconds of its steps of these sizes on all ranks, whose sequences have 1024 tokens before."""
     tokens, decoding = np.meshgrid(SIZES, DECODING, indexing="ij")
     decoding = np.minimum(decoding, tokens)
-    values = {"tokens": tokens, "most_tokens": tokens, "all_tokens": each.serving.fleet.engine.ranks * tokens}
+    values = {"tokens": tokens, "routed": tokens, "loaded": 0 * tokens}
+    values |= {"most_tokens": tokens, "all_tokens": each.serving.fleet.engine.ranks * tokens}
     values |= {"prefill": tokens - decoding, "decoding": decoding, "sequences": np.maximum(decoding, 1.0)}
     values |= {name: np.full_like(tokens, 1024.0) for name in ("prefill_context", "context", "longest")}
     return each.serving.table.seconds(np.stack([values[name] for name in FEATURES], axis=-1)[..., None, :])

@@ -56,6 +56,8 @@ def batch(
         "longest": context,
         "all_tokens": 2 * tokens,
         "most_tokens": tokens,
+        "routed": tokens,
+        "loaded": 0.0,
     }
     return np.array([[float(values[name]) for name in FEATURES]] * 2)
 

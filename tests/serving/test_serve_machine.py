@@ -87,7 +87,7 @@ def test_experts_take_longer_the_more_are_loaded_and_as_long_as_batches_of_the_t
     seconds = expert_seconds(experts_timed(inputs)(batches), 3)
     loaded = np.mean([len(np.unique(batch)) for layer in np.asarray(batches.experts) for batch in layer])
     steps = replace(reader(scenario).table, terms=(term,))
-    assert steps.seconds(features(routed=16, loaded=loaded))[0] == pytest.approx(seconds, rel=0.05)
+    assert steps.seconds(features(routed=16, loaded=loaded))[0] == pytest.approx(seconds, rel=0.1)
 
 
 def test_requests_wait_as_often_as_slack_allows_and_the_run_tells(chiplets, tmp_path, monkeypatch):

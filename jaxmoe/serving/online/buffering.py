@@ -45,7 +45,7 @@ class Buffering:
     def identity(self) -> bytes:
         """What decides who waits, as bytes."""
         rules = repr((self.num_experts, self.passes, self.least_tokens)).encode()
-        return b"".join([np.asarray(self.experts).tobytes(), np.asarray(self.first).tobytes(), rules])
+        return self.experts.tobytes() + self.first.tobytes() + rules
 
     def check(self, requests: Requests, fleet: Fleet) -> None:
         """Raise `InputError` for engines whose ranks would have to wait for each other, and other requests."""

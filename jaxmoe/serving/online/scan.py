@@ -88,6 +88,8 @@ def _features(state: _State, given: Int[Array, " R"], left: Int[Array, " R"]) ->
         "longest": contexts.max(),
         "all_tokens": given.sum(),
         "most_tokens": given.sum(),
+        "routed": given.sum(),
+        "loaded": 0,
     }
     return jnp.stack([jnp.asarray(values[name], state.now.dtype) for name in FEATURES])
 

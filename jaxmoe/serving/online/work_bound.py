@@ -194,5 +194,7 @@ def _features(
         "longest": work.context + 0 * n,
         "all_tokens": ranks * (n + q),
         "most_tokens": n + q,
+        "routed": tokens,
+        "loaded": 0 * n,
     }
     return np.stack([values[name] for name in FEATURES], axis=1)
