@@ -332,6 +332,8 @@ def main() -> None:
     """Run the command line of this process."""
     # GPUs multiply float32 matrices with 10-bit mantissas unless told otherwise: an error of 1e-3.
     os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+    # XLA reports slow compilations to its developers; errors that matter are raised as well.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     watch()
     try:
         app()

@@ -1,5 +1,6 @@
 """The command line answers before JAX is loaded, and what it then has written out by hand is what there is."""
 
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -46,6 +47,15 @@ def test_help_and_wrong_keys_are_told_without_jax(pytestconfig, tmp_path):
     told = [line for line in done.stdout.splitlines() if " after " in line and line[0].isdigit()]
     expected = [f"{code} [] after {command}" for command, code in zip(given, COMMANDS.values(), strict=True)]
     assert told == expected, done.stderr
+
+
+@pytest.mark.parametrize(("given", "level"), [({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")])
+def test_what_xla_tells_its_developers_stays_off_the_screen_unless_asked_for(given, level):
+    script = "import os, sys; from jaxmoe.cli.app import main; sys.argv = ['jaxmoe', '--version']\ntry: main()\n"
+    script += "except SystemExit: print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    others = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=others | given)
+    assert done.stdout.splitlines()[-1] == level, done.stderr
 
 
 @pytest.mark.parametrize(
