@@ -307,6 +307,9 @@ def _chunk(time_model: AbstractTimeModel) -> float | None:
 
 
 def _positive(name: str, value: Any) -> Any:
-    if not isinstance(value, jax.core.Tracer) and not (np.asarray(value) > 0).all():
-        raise ArgumentError(f"{name} is {value}, expected a number above 0")
+    if isinstance(value, jax.core.Tracer):
+        return value
+    numbers = np.asarray(value)
+    if numbers.dtype.kind in "SUO" or not (numbers > 0).all():
+        raise ArgumentError(f"{name} is {value!r}, expected a number above 0")
     return value

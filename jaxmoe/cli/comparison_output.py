@@ -43,7 +43,7 @@ def print_comparison(inputs: Inputs, comparison: Comparison, title: str, wide: b
     print_memory(inputs, [*comparison.strategies.values()])
     if name := comparison.fastest:
         told = _fastest(inputs, name, best[name], limits[name], comparison.bound)
-        Console(width=WIDTH, highlight=False).print(escape(told), soft_wrap=True)
+        Console(width=WIDTH, highlight=False, emoji=False).print(escape(told), soft_wrap=True)
 
 
 def _limits(inputs: Inputs, best: Mapping[str, BestExchange]) -> dict[str, LayerLimit]:
@@ -291,8 +291,8 @@ def print_table(table: Table) -> None:
     keep(table)
     for column in table.columns:
         column.overflow = "fold"
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         # Redirected output would be squeezed into 80 columns.
-        console = Console(highlight=False, width=WIDTH)
+        console = Console(highlight=False, emoji=False, width=WIDTH)
     console.print(table)

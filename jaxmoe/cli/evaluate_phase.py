@@ -180,7 +180,7 @@ def _print_launch(own: Deployed, weights: str) -> None:
     told = [f"started by: {launch_line(own.deployment, weights, int(own.users.concurrency))}"]
     if options := engine_options(own.deployment):
         told.append(f"with options.yaml:\n{options}")
-    Console(width=WIDTH, highlight=False).print(escape("\n".join(told)), soft_wrap=True)
+    Console(width=WIDTH, highlight=False, emoji=False).print(escape("\n".join(told)), soft_wrap=True)
 
 
 def _print_parts(own: Deployed, phase: str, parts: dict[str, float], decoding: float) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def messages() -> Console:
     """Where errors, warnings and progress go: never mixed with results."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 # Progress: bars on a terminal, a line now and then elsewhere, nothing with `--quiet`.

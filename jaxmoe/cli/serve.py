@@ -202,4 +202,4 @@ def _print_rate(serving: Serving, highest: float | None, forbids: Forbids | None
     else:
         why = f"; more is forbidden by {forbids.limit} ({forbids.resource})" if forbids else ""
         told += f"{digits(highest)} requests/s{why}"
-    Console(width=WIDTH, highlight=False).print(escape(told), soft_wrap=True)
+    Console(width=WIDTH, highlight=False, emoji=False).print(escape(told), soft_wrap=True)

@@ -96,4 +96,4 @@ def _print(name: str, outcomes: Sequence[Verdict], best: Verdict, forbids: Forbi
         f"as many requests were simulated as in {runs:.1f} runs of all {requests}",
         f"more than {highest} is forbidden by {forbids.limit} ({forbids.resource})",
     )
-    Console(width=WIDTH, highlight=False).print(escape("\n".join(lines)), soft_wrap=True)
+    Console(width=WIDTH, highlight=False, emoji=False).print(escape("\n".join(lines)), soft_wrap=True)

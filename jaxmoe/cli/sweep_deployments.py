@@ -115,7 +115,7 @@ def _print_fronts(study: Study, sweep: DeploymentSweep) -> None:
         went += f"\n{sweep.known_chunks} chunks of them were in the folder, of an earlier run"
     if len(shown) < len(fronts):
         went += f"\nshown are fronts of {len(shown)} of {len(fronts)} cases; deployments.csv has all"
-    Console(highlight=False).print(went, soft_wrap=True)
+    Console(highlight=False, emoji=False).print(went, soft_wrap=True)
 
 
 def _print_front(title: str, front: Sequence[Row], axes: Sequence[str], most: int) -> None:

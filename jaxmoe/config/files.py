@@ -154,6 +154,8 @@ def _nearby(path: Path) -> str:
         return there
     ours = difflib.get_close_matches(path.name, [*shipped_names("scenarios"), *shipped_names("hardware")], n=1)
     guess = f"Did you mean {ours[0]}? " if ours else ""
+    if path.name in ours:
+        guess = f"The {path.name} that ships is of another kind: give the path of a file. "
     return f"{guess}{there} What ships is named by jaxmoe list scenarios and jaxmoe list machines."
 
 

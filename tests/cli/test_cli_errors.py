@@ -57,6 +57,10 @@ def test_brackets_in_a_message_are_text_and_not_markup(run, scenario, out):
     refused(run("evaluate", scenario, "--set", "[red]=1", "--out", out), out, "[red]")
 
 
+def test_colons_in_a_message_are_text_and_no_emoji(run, scenario, out):
+    refused(run("evaluate", scenario, "--set", "model=root:x:0", "--out", out), out, "root:x:0")
+
+
 def test_trace_with_ids_out_of_range(run, scenario, tmp_path, out):
     experts = a_trace().experts.copy()
     experts[5, 1, 0] = 9

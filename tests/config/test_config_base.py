@@ -170,6 +170,8 @@ def test_an_unknown_scenario_is_told_with_where_names_are(tmp_path, monkeypatch)
         load_scenario("quickstrat")
     with pytest.raises(ConfigError, match=r"nope: no such file\. YAML files there: none\. What ships is named by"):
         load_scenario("nope")
+    with pytest.raises(ConfigError, match=r"no such file\. The dojo_5x5 that ships is of another kind: give the path"):
+        load_scenario("dojo_5x5")
 
 
 def test_shipped_files_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
