@@ -154,8 +154,8 @@ def print_front(front: Sequence[Mapping[str, Any]], chosen: int) -> None:
     if len(front) == 1:
         return
     factor, unit = time_unit(max(each["time_s"] or 0.0 for each in front))
-    told = f"on the tuner's batches; {NONE} where the bound is above the time of fewer copies; tuned has {chosen}"
-    headings = ("weights of a\nnode, mean GB", f"best plan\n{unit}", f"no plan below\n{unit}")
+    told = f"on the tuner's batches; {NONE} where the bound is not below the time of fewer copies; tuned has {chosen}"
+    headings = ("weights of a\nnode, mean GB", f"best plan\n{unit}", f"its bound\n{unit}")
     table = new_table("bytes against time", "copies of an expert", headings, told)
     columns = [
         aligned(None if value is None else value * scale for value in (each[key] for each in front))

@@ -17,7 +17,7 @@ from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.experiment.whole_model import WholeModel, step_report
 from jaxmoe.tune import History, TuneResult
-from jaxmoe.tune.regions import Budget
+from jaxmoe.tune.regions import FrontPoint
 
 
 def provenance(command: str, inputs: Inputs) -> dict[str, Any]:
@@ -98,11 +98,11 @@ def tuning_report(result: TuneResult, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def front_report(inputs: Inputs, front: Sequence[Budget]) -> list[dict[str, Any]]:
+def front_report(inputs: Inputs, front: Sequence[FrontPoint]) -> list[dict[str, Any]]:
     """Bytes against time: for every number of copies of all experts the mean weights of a node, of the layers of the
     run, and a layer's time under the best plan that was found with so many, on the tuner's own batches.
 
-    A number is not searched, and its time `None`, where its bound is above the time of fewer copies.
+    A number is not searched, and its time `None`, where its bound is not below the time of fewer copies.
     """
     weights = float(inputs.model.costs.expert_bytes) * inputs.moe.num_experts * len(inputs.layer_ids) / inputs.num_nodes
     return [

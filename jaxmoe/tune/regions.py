@@ -27,12 +27,12 @@ def check_copies(problem: PlacementProblem, copies: int) -> None:
         replace(problem, regions=cut)
 
 
-class Budget(NamedTuple):
-    """So many copies of every expert: how fast the best plan is that a search found, and how fast any can be."""
+class FrontPoint(NamedTuple):
+    """The best plan that was found with so many copies of every expert."""
 
     copies: int
     seconds: float | None  # mean over layers, on the batches that decide; `None` where the bound told enough
-    bound: float  # s, mean over layers: no plan with so many copies is faster
+    bound: float  # s, mean over layers, of the cut and the rule that were searched; else the least of all cuts
 
 
 class Budgeted(NamedTuple):
@@ -40,7 +40,7 @@ class Budgeted(NamedTuple):
 
     problem: PlacementProblem
     result: TuneResult
-    front: tuple[Budget, ...]
+    front: tuple[FrontPoint, ...]
 
 
 def within_budget(
@@ -65,30 +65,30 @@ def within_budget(
 
     numbers = [each for each in numbers_of_regions(problem.model.machine.topology) if each <= copies]
     best, result = problem, search(problem, len(numbers))
-    stopped, front = result.stopped, [_budget(1, result)]
+    stopped, front = result.stopped, [_point(1, result)]
     for done, number in enumerate(numbers[1:], start=1):
         if stopped == "interrupted":
             break
         bound = _least_bound(problem, number, seed)
         if bound >= result.cost.mean():
-            front.append(Budget(number, None, bound))
+            front.append(FrontPoint(number, None, bound))
             continue
         solved, found = with_copies(number, len(numbers) - done)
-        front.append(_budget(number, found))
+        front.append(_point(number, found))
         stopped = found.stopped or stopped
         if found.cost.mean() < result.cost.mean():
             best, result = replace(solved, exchanges=problem.exchanges), found
     return Budgeted(best, replace(result, stopped=stopped), tuple(front))
 
 
-def _budget(copies: int, result: TuneResult) -> Budget:
-    return Budget(copies, float(result.cost.mean()), float(result.bound.mean()))
+def _point(copies: int, result: TuneResult) -> FrontPoint:
+    return FrontPoint(copies, float(result.cost.mean()), float(result.bound.mean()))
 
 
 def _least_bound(problem: PlacementProblem, copies: int, seed: int) -> float:
     """Least bound of all cuts on plans whose tokens are served where they live, s, on the batches that decide.
 
-    It stands for plans that serve by least work too: those spread as many choices over as many copies.
+    It stands for plans that serve by least work too, of which it is no proof: those read about as many copies.
     """
     bounds = []
     with StopSwitch() as stop:
