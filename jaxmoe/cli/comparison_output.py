@@ -149,12 +149,12 @@ def print_memory(inputs: Inputs, strategies: Sequence[Strategy]) -> None:
     print_table(table)
 
 
-def print_front(front: Sequence[Mapping[str, Any]], chosen: int) -> None:
-    """Bytes against time by the number of copies of every expert, where there is a choice."""
+def print_front(copies: int, front: Sequence[Mapping[str, Any]]) -> None:
+    """Bytes against time by the number of copies of every expert, where there is a choice; the plan has `copies`."""
     if len(front) == 1:
         return
     factor, unit = time_unit(max(each["time_s"] or 0.0 for each in front))
-    told = f"on the tuner's batches; {NONE} where the bound is not below the time of fewer copies; tuned has {chosen}"
+    told = f"on the tuner's batches; {NONE} where the bound is not below the time of fewer copies; tuned has {copies}"
     headings = ("weights of a\nnode, mean GB", f"best plan\n{unit}", f"its bound\n{unit}")
     table = new_table("bytes against time", "copies of an expert", headings, told)
     columns = [

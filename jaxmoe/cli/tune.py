@@ -1,6 +1,5 @@
 """`jaxmoe tune` and `jaxmoe evaluate`: find a placement, and compare it or given ones with the usual ones."""
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -99,16 +98,12 @@ def run(
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
-        told: dict[str, Any] = {
-            "optimiser": optimiser,
-            "copies": math.prod(problem.regions),
-            "front": front_report(inputs, front),
-        }
-        tuning = told | tuning_report(result, comparison) | {"topics": topics}
+        copied = front_report(inputs, problem, front)
+        tuning = {"optimiser": optimiser} | copied | tuning_report(result, comparison) | {"topics": topics}
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison) | {"tuning": tuning}
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         _print(inputs, comparison, topics, wide)
-        print_front(told["front"], told["copies"])
+        print_front(**copied)
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
 

@@ -1,5 +1,6 @@
 """Contents of `summary.json`: provenance of a run, and the comparison of its strategies. All times are in seconds."""
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from jaxmoe.experiment.limits import LayerLimit, layer_limit, layer_limits, usua
 from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.experiment.whole_model import WholeModel, step_report
-from jaxmoe.tune import History, TuneResult
+from jaxmoe.tune import History, PlacementProblem, TuneResult
 from jaxmoe.tune.regions import FrontPoint
 
 
@@ -98,17 +99,19 @@ def tuning_report(result: TuneResult, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def front_report(inputs: Inputs, front: Sequence[FrontPoint]) -> list[dict[str, Any]]:
-    """Bytes against time: for every number of copies of all experts the mean weights of a node, of the layers of the
-    run, and a layer's time under the best plan that was found with so many, on the tuner's own batches.
+def front_report(inputs: Inputs, problem: PlacementProblem, front: Sequence[FrontPoint]) -> dict[str, Any]:
+    """Bytes against time: how many copies of every expert the plan of `problem` has, and the front of all numbers.
 
-    A number is not searched, and its time `None`, where its bound is not below the time of fewer copies.
+    Each has the mean weights of a node, of the layers of the run, and a layer's time under the best plan that was found
+    with so many, on the tuner's own batches. A number is not searched, and its time `None`, where its bound is not
+    below the time of fewer copies.
     """
     weights = float(inputs.model.costs.expert_bytes) * inputs.moe.num_experts * len(inputs.layer_ids) / inputs.num_nodes
-    return [
+    points = [
         {"copies": each.copies, "weights_mean_B": each.copies * weights, "time_s": each.seconds, "bound_s": each.bound}
         for each in front
     ]
+    return {"copies": math.prod(problem.regions), "front": points}
 
 
 def per_layer(seconds: np.ndarray) -> dict[str, Any]:

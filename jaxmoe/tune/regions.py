@@ -36,7 +36,7 @@ class FrontPoint(NamedTuple):
 
 
 class Budgeted(NamedTuple):
-    """What was solved and found within a budget of copies, and every number of copies that the budget allows."""
+    """The problem that was solved within a budget of copies, its result, and every number of copies that it allows."""
 
     problem: PlacementProblem
     result: TuneResult
