@@ -15,6 +15,7 @@ from jaxmoe.cli.session import Interrupts
 from jaxmoe.placement import read_plan
 from jaxmoe.run_folders import RECORD
 from jaxmoe.tune import History, TuneResult
+from jaxmoe.tune.regions import Budgeted, FrontPoint
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def stopped_tuner(monkeypatch):
             exchange = ("lowest_host",) * 2
             seconds = {"descent": 0.1}
             found = TuneResult(share, exchange, share, exchange, stages, times / 2, history, 0, seconds, reason)
-            return problem, found
+            return Budgeted(problem, found, (FrontPoint(1, 2e-5, 1e-5),))
 
         monkeypatch.setattr(tune, "search", tuner)
 
