@@ -91,12 +91,13 @@ class MachineStep(AbstractStep):
         Its first pass has all tokens, for their keys and values, each further one what it drafted last.
         """
         model, drafted = self.model, self.deployment.drafted
-        last = load._replace(queries=1.0)
         found = [Pass(1, load, load, len(model.moe_layer_ids), model.num_dense_layers)]
-        found += [Pass(1, load, last, 1, 0)] * (drafted > 0)
-        return found + [Pass(drafted - 1, last._replace(prefilled=0.0), last._replace(prefilled=0.0), 1, 0)] * (
-            drafted > 1
-        )
+        if drafted:
+            found.append(Pass(1, load, load._replace(queries=1.0), 1, 0))
+        if drafted > 1 and load.decoding:
+            last = load._replace(queries=1.0, prefilled=0.0)
+            found.append(Pass(drafted - 1, last, last, 1, 0))
+        return found
 
     def _time(self, each: "Pass") -> LayerTime:
         context = context_of(self.model, each.load)

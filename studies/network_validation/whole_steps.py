@@ -41,13 +41,14 @@ def requests(count: int, prompt: int = 256, output: int = 256) -> str:
 
 
 SMALL = ("workload.trace={kind: synthetic, tokens: 1024}", "workload.batch_tokens=64", "evaluation.iterations=2")
+LOGITS = "workload.trace={kind: preset, preset: qwen3-30b-a3b, tokens: 1024, logits: 1.31}"  # a biased gate needs them
 WIDE = ("deployment.tensor=1", "deployment.data=8", "deployment.expert_ranks=8")
 H200, B200 = "deployed/deepseek-v3_h200_8", "deployed/minimax-m2.5_b200_8"
 
 
-def engine(scenario: str, count: int, layers: tuple[int, int], serial: bool = True) -> Case:
+def engine(scenario: str, count: int, layers: tuple[int, int], *more: str, serial: bool = True) -> Case:
     """A case whose two layers stand for all."""
-    return Case(scenario, (*SMALL, requests(count), f"evaluation.layers={[*layers]}"), serial)
+    return Case(scenario, (*SMALL, requests(count), f"evaluation.layers={[*layers]}", *more), serial)
 
 
 CASES = {
@@ -56,7 +57,7 @@ CASES = {
     "wafer, entwined rings": engine("moentwine/deepseek-v3_6x6", 256, (3, 41)),
     "wafers, entwined rings": engine("moentwine/deepseek-v3_4x8x8", 256, (3, 41)),
     "wafer of GPUs, fetched experts": engine("wafer_gpu/deepseek-v2-lite_dojo_5x5", 64, (1, 14), serial=False),
-    "GPU clusters, biased gate": engine("camoe/qwen3-30b-a3b_4nodes", 64, (0, 24)),
+    "GPU clusters, biased gate": engine("camoe/qwen3-30b-a3b_4nodes", 64, (0, 24), LOGITS),
     "chiplets, streamed experts": engine("expert_streaming/qwen3-30b-a3b_2x2", 64, (0, 24), serial=False),
     "8 H200, in turn": Case(H200),
     "8 B200, experts apart": Case(B200, WIDE),

@@ -35,7 +35,8 @@ def test_steps_agree_with_the_replay(system, tmp_path):
         scenario = load_scenario(path, (*SYSTEMS[system], *drafts))
         for own in compared(scenario):
             queries = own.deployment.queries
-            for load in (StepLoad(16.0, 160.0, queries=queries), StepLoad(8.0, 160.0, 64.0, 128.0, queries)):
+            mixed = StepLoad(8.0, 160.0, 64.0, 128.0, queries)
+            for load in (StepLoad(16.0, 160.0, queries=queries), StepLoad(1.0, 160.0, queries=queries), mixed):
                 told, replayed = float(own.step.seconds(load)), replayed_step(scenario, own.step, load)
                 streams = own.step.layers.name == "expert_streaming"
                 assert told == pytest.approx(replayed, rel=0.05 if streams else 0.02)

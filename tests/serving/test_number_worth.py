@@ -35,13 +35,21 @@ SYSTEMS = {
         "hardware.die={compute_TFLOPs_per_s: 5}",
         BUFFER,
     ),
+    # Without a bias, which would follow the links: what a system decides stays as it is in derivatives.
+    "camoe": (
+        "system={name: camoe, plan: ep_runs, lambda_cost: 0}",
+        "costs.exchange=token_home",
+        "workload.trace={kind: preset, preset: qwen3-30b-a3b, tokens: 256, logits: 1.31}",
+        "model.num_experts=128",
+        "model.top_k=8",
+    ),
 }
 KEYS = {
     "FLOP/s of dies": "hardware.die.compute_TFLOPs_per_s",
     "bandwidth of links": "hardware.link.bandwidth_GB_per_s",
     "latency of links": "hardware.link.latency_ns",
 }
-STEP = 0.02
+STEP = 0.004  # where a longer of two changes within more, a difference is of both
 
 
 def tokens_per_s(path, *overrides: str) -> float:

@@ -106,7 +106,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
         nodes, batch = setting.model.machine.num_nodes, setting.batch_tokens
         seen = min(history.num_tokens, batch)
         size = max(seen // PARTS, 1)
-        first = history.num_tokens - seen + part * size
+        first = min(history.num_tokens - seen + part * size, history.num_tokens - size)  # few tokens are in several
         logits = np.moveaxis(recorded_logits(history)[first : first + size], 1, 0)
         return GateProblem(
             exchange=(self.exchange if self.profile is None else self._by_pairs)(setting.model, logits.shape[2]),
