@@ -6,7 +6,8 @@ it is a choice, such as the die of a slice, as a small change leaves it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.experiment.deployment import Deployed
+from jaxmoe.hardware.gpu.sheet import Sheet
 from jaxmoe.serving.closed_loop import serve
+from jaxmoe.serving.deployment import Deployment
 from jaxmoe.serving.machine_step import MachineStep
 from jaxmoe.serving.step import AbstractStep, ModelStep
 
@@ -32,7 +35,9 @@ WORDS = {
     ".fp4": "FLOP/s in FP4",
     ".processors": "processors",
     ".link": "bandwidth of links",
+    ".network": "bandwidth of the network between nodes",
 }
+SHEET = ".sheet"  # where the path of a number of a data sheet begins
 ACCEPTANCE = "acceptance of drafts"
 AS_BANDWIDTH = ".topology.efficiency"  # gives what the bandwidth of links gives
 
@@ -62,11 +67,25 @@ def _numbers(step: AbstractStep) -> tuple[Any, Callable[[Any], AbstractStep]]:
     match step:
         case MachineStep():
             return step.machine, step.at
-        case ModelStep(kernels=kernels):
-            file = kernels.file
-            return file.sheet, lambda sheet: replace(step, kernels=replace(kernels, file=replace(file, sheet=sheet)))
+        case ModelStep(kernels=kernels, deepep=deepep, deployment=Deployment(exchange=exchange)):
+            network = deepep.links.network if deepep is not None and exchange.startswith("deepep") else None
+            return Gpu(kernels.sheet, network), partial(_with_gpu, step)
         case _:
             raise AssertionError(f"{type(step).__name__} has no numbers of a machine")
+
+
+class Gpu(NamedTuple):
+    """Numbers of a GPU: its data sheet, and where DeepEP crosses it the rate of the network between nodes, B/s."""
+
+    sheet: Sheet
+    network: Any = None
+
+
+def _with_gpu(step: ModelStep, gpu: Gpu) -> ModelStep:
+    kernels, deepep = step.kernels, step.deepep
+    if deepep is not None and gpu.network is not None:
+        deepep = replace(deepep, links=deepep.links._replace(network=gpu.network))
+    return replace(step, kernels=replace(kernels, file=replace(kernels.file, sheet=gpu.sheet)), deepep=deepep)
 
 
 def _names(numbers: Any) -> dict[str, str]:
@@ -74,6 +93,7 @@ def _names(numbers: Any) -> dict[str, str]:
     levels = {f".memory[{at}]": level.name for at, level in enumerate(getattr(numbers, "memory", ()))}
     found = {}
     for path, leaf in _leaves(numbers):
+        told = path.removeprefix(SHEET)
         values, (owner, _, field) = np.asarray(leaf), path.rpartition(".")
         if (
             path != AS_BANDWIDTH
@@ -81,7 +101,7 @@ def _names(numbers: Any) -> dict[str, str]:
             and np.isfinite(values).all()
             and values.any()
         ):
-            found[path] = WORDS.get(path, f"{field} of {levels[owner]}" if owner in levels else path.lstrip("."))
+            found[path] = WORDS.get(told, f"{field} of {levels[owner]}" if owner in levels else told.lstrip("."))
     return found
 
 

@@ -2,7 +2,7 @@
 
 `whole_steps.csv` has a step that decodes and one that reads prompts, at the requests in flight of a case and a quarter
 of them, with and without drafted tokens: seconds told, and of the event simulator. `whole_steps_agreement.csv` has R2
-and errors by what shares a machine. A few minutes of a core.
+and errors by what shares a machine. Ten minutes of a core.
 """
 
 from collections.abc import Iterator

@@ -2,14 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from kernels_by_hand import kernel_file
+from test_exchanges import FILE, WIDE, exchange, wide_step
 
 from jaxmoe.config import load_scenario
+from jaxmoe.experiment.deployment import Deployed
 from jaxmoe.experiment.machine_deployment import compared
 from jaxmoe.experiment.number_worth import worth
+from jaxmoe.hardware.gpu.deepep import Links, LowLatencyKernel
 from jaxmoe.hardware.gpu.files import write_kernels
 from jaxmoe.hardware.gpu.sheet import Sheet
+from jaxmoe.serving.closed_loop import BACKENDS, Overheads, Users, serve
+from jaxmoe.serving.deployment import Deployment
+from jaxmoe.serving.memory import memory_of
 
 MESH = """
 name: worth
@@ -114,3 +121,29 @@ def test_numbers_of_a_data_sheet_against_differences(tmp_path):
         up, down = rates
         assert found[name] == pytest.approx((up - down) / (up + down) / STEP, rel=0.02, abs=2e-3), name
     assert found["bandwidth of memory"] > 0.01
+
+
+def test_the_network_between_nodes_against_differences():
+    """DeepEP over two nodes, whose tokens cross a network at its whole rate: what steps take there, users wait for."""
+    kernels = [
+        exchange(side, LowLatencyKernel, "avg_t", "nodes", launch=np.log(1e-5), link=30.0, network=30.0)
+        for side in ("dispatch", "combine")
+    ]
+    step = replace(
+        wide_step(replace(FILE, links=Links(1e11, 1e9), exchanges=tuple(kernels))),
+        deployment=Deployment("sglang", data=16, expert_ranks=16, exchange="deepep_low_latency"),
+    )
+    users = Users(256.0, 128.0, 512.0)
+    memory = memory_of(WIDE, step.deployment, 1e11, 384)
+
+    def rate(network: float) -> float:
+        given = replace(step, deepep=replace(step.deepep, links=step.deepep.links._replace(network=network)))
+        return float(serve(given, users, memory, BACKENDS["sglang"], Overheads()).tokens_per_s_device(given))
+
+    found = worth(Deployed(step, memory, users, BACKENDS["sglang"], Overheads()))
+    name = "bandwidth of the network between nodes"
+    up, down = rate(1e9 * (1 + STEP)), rate(1e9 * (1 - STEP))
+    assert found[name] == pytest.approx((up - down) / (up + down) / STEP, rel=0.02)
+    assert found[name] > 0.1
+    within = worth(Deployed(wide_step(exchange="collectives"), memory, users, BACKENDS["sglang"], Overheads()))
+    assert name not in within
