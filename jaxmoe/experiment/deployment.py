@@ -78,7 +78,7 @@ def deployed(
     if deployment.devices > scenario.hardware.num_nodes:
         raise DeploymentError(
             f"deployment.tensor * deployment.data is {deployment.devices}; expected at most the "
-            f"{scenario.hardware.num_nodes} GPUs of the machine. Lower one of them."
+            f"{scenario.hardware.num_nodes} GPUs of the machine. {_nearest(deployment, scenario.hardware.num_nodes)}"
         )
     most = int(file.sheet.processors) - 1
     if deployment.overlap != "serial" and deployment.held > most:
@@ -89,6 +89,14 @@ def deployed(
     deepep = read_deepep(beside(path)) if beside(path).exists() else None
     own = _laid(asked, model, deployment, file, deepep, die.memory_capacity_GB * GIGA)
     return replace(own, costs=costs_of(scenario))
+
+
+def _nearest(deployment: Deployment, most: int) -> str:
+    """The nearest layout on no more GPUs, that has the groups of one kind as they are."""
+    if deployment.tensor <= most:
+        return f"The nearest is deployment.data {most // deployment.tensor}."
+    tensor = max(count for count in range(1, most + 1) if deployment.tensor % count == 0)
+    return f"The nearest is deployment.tensor {tensor} with deployment.data 1."
 
 
 def stated_deployment(scenario: Scenario) -> DeploymentConfig:

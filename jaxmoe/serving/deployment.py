@@ -1,6 +1,7 @@
 """How a model is laid over GPUs: parallelism, precisions and the backend that serves it."""
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Literal
 
 import numpy as np
@@ -102,9 +103,7 @@ def check_deployment(model: MoEModel, deployment: Deployment, domain: int = GPUS
     assert model.attention is not None
     _divides(model.attention.heads, deployment.tensor, "tensor", f"the {model.attention.heads} heads of {model.name}")
     _divides(deployment.devices, deployment.expert_ranks, "expert_ranks", f"{deployment.devices} GPUs")
-    slots = model.num_experts + deployment.redundant
-    copies = f" and {deployment.redundant} copies" if deployment.redundant else ""
-    _divides(slots, deployment.expert_ranks, "expert_ranks", f"the {model.num_experts} experts{copies}")
+    _check_experts(model, deployment)
     _divides(model.expert_size, deployment.expert_tensor, "tensor * data / expert_ranks", "the expert_size")
     if isinstance(model.attention, GroupedQueryAttention):
         heads, cut = model.attention.kv_heads, deployment.tensor
@@ -116,6 +115,19 @@ def check_deployment(model: MoEModel, deployment: Deployment, domain: int = GPUS
         raise DeploymentError(
             f"deployment.expert_ranks is {deployment.expert_ranks}; expected 1 or {deployment.devices}, all GPUs, as "
             "vLLM has no other"
+        )
+
+
+def _check_experts(model: MoEModel, deployment: Deployment) -> None:
+    """Raise `DeploymentError` for experts, or copies of them, that ranks cannot have equally many of."""
+    experts, ranks, redundant = model.num_experts, deployment.expert_ranks, deployment.redundant
+    if experts % ranks:
+        both = gcd(experts, deployment.devices)
+        _divides(both, ranks, "expert_ranks", f"the {experts} experts and the {deployment.devices} GPUs")
+    if redundant % ranks:
+        raise DeploymentError(
+            f"deployment.redundant_experts is {redundant}; expected a multiple of the {ranks} ranks of experts. The "
+            f"nearest is {ranks * round(redundant / ranks)}."
         )
 
 

@@ -1,5 +1,6 @@
 """Memory of each GPU of a deployment: weights, keys and values, and how many sequences fit beside them."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -48,7 +49,8 @@ def memory_of(
     if memory.sequences < 1:
         nearest = next(_layouts_that_fit(model, deployment, capacity, context, copies), None)
         what = f"{model.name} does not fit on {deployment.devices} GPUs"
-        raise DoesNotFitError(does_not_fit(what, memory, _remedy(nearest)))
+        remedy = _remedy(nearest, _longest(model, deployment, capacity, context, copies))
+        raise DoesNotFitError(does_not_fit(what, memory, remedy))
     return memory
 
 
@@ -105,12 +107,23 @@ def cache_bytes(model: MoEModel, deployment: Deployment, context: float | int) -
     return sum(layers * own * min(context, window or context) for window, layers in pairs) * width
 
 
-def _remedy(nearest: Deployment | None) -> str:
+def _longest(model: MoEModel, deployment: Deployment, capacity: float, context: float | int, copies: float) -> int:
+    """Tokens of the longest sequence that a layout has room for; 0 for none."""
+
+    def lacks(tokens: int) -> bool:
+        return _counted(model, deployment, capacity, tokens, copies).sequences < 1
+
+    return bisect_left(range(1, int(context) + 1), True, key=lacks)
+
+
+def _remedy(nearest: Deployment | None, longest: int) -> str:
+    shorter = f"sequences of {longest:,} tokens on average, which fit here" if longest else "shorter sequences"
     if nearest is None:
-        return "Take narrower weights or shorter sequences."
+        return f"Take narrower weights or {shorter}."
     return (
         f"It fits with deployment.tensor {nearest.tensor}, data {nearest.data} and expert_ranks "
-        f"{nearest.expert_ranks}, on {nearest.devices} GPUs; or take narrower weights."
+        f"{nearest.expert_ranks}, on {nearest.devices} GPUs; or take narrower weights"
+        f"{f' or {shorter}' if longest else ''}."
     )
 
 

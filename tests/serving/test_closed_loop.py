@@ -1,5 +1,6 @@
 """DeviceMemory and what users wait for: by hand, in limits, and against a loop that plays requests one by one."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -55,8 +56,13 @@ def test_the_nearest_layout_that_fits_is_told():
 
 
 def test_a_cache_that_no_number_of_gpus_holds_has_another_remedy():
-    with pytest.raises(DeploymentError, match="Take narrower weights or shorter sequences"):
-        memory_of(LATENT, Deployment("sglang"), WORKSPACE + 1e8, 10**8)
+    capacity = WORKSPACE + 1e8
+    with pytest.raises(DeploymentError, match=r"Take narrower weights or sequences of [\d,]+ tokens") as refused:
+        memory_of(LATENT, Deployment("sglang"), capacity, 10**8)
+    longest = int(re.search(r"sequences of ([\d,]+) tokens", str(refused.value))[1].replace(",", ""))
+    memory_of(LATENT, Deployment("sglang"), capacity, longest)
+    with pytest.raises(DeploymentError):
+        memory_of(LATENT, Deployment("sglang"), capacity, longest + 1)
 
 
 def test_a_single_user_waits_for_nobody():

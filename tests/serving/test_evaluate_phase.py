@@ -147,7 +147,14 @@ def test_the_engine_times_machines_without_kernels_and_all_that_ask_for_it(scena
 
 REFUSED = {
     "heads": (["--set", "deployment.tensor=3"], "deployment.tensor is 3; expected a divisor of the 8 heads"),
-    "GPUs": (["--set", "deployment.tensor=8"], "deployment.tensor * deployment.data is 8; expected at most the 4 GPUs"),
+    "GPUs": (
+        ["--set", "deployment.tensor=8"],
+        "is 8; expected at most the 4 GPUs of the machine. The nearest is deployment.tensor 4",
+    ),
+    "groups": (
+        ["--set", "deployment.data=4"],
+        "is 8; expected at most the 4 GPUs of the machine. The nearest is deployment.data 2",
+    ),
     "memory": (["--set", "hardware.die.memory_capacity_GB=4"], "does not fit on 2 GPUs of 3.5 usable GB: experts 0.0"),
     "processors": (
         ["--set", "deployment.overlap=two_batches", "--set", "deployment.processors=10"],
@@ -162,7 +169,7 @@ REFUSED = {
     "engine": (["--set", "deployment.exchange=engine"], "where attention is that of the system"),
     "room": (
         ["--set", "hardware.die.memory_capacity_GB=0.0005", "--set", "deployment={backend: sglang, exchange: engine}"],
-        "does not fit on 4 nodes of 0.0 usable GB: experts 0.0 GB",
+        "It fits on 17 nodes; or take narrower weights",  # 6.2 MB of weights and 1.2 MB of one sequence
     ),
     "no kernels": (
         ["--set", "hardware.die.gemm=null", "--set", "deployment={backend: sglang, exchange: deepep_normal}"],

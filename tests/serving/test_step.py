@@ -250,7 +250,11 @@ def test_loads_of_layers_are_those_of_the_most_loaded_rank_by_hand():
         ({"tensor": 4, "expert_ranks": 3}, "deployment.expert_ranks is 3; expected a divisor of 4 GPUs"),
         (
             {"tensor": 16, "expert_ranks": 16},
-            "expert_ranks is 16; expected a divisor of the 8 experts. The nearest is 8",
+            "expert_ranks is 16; expected a divisor of the 8 experts and the 16 GPUs. The nearest is 8",
+        ),
+        (
+            {"tensor": 4, "expert_ranks": 4, "redundant": 7},
+            "deployment.redundant_experts is 7; expected a multiple of the 4 ranks of experts. The nearest is 8.",
         ),
         ({"data": 24, "expert_ranks": 8}, "tensor * data / expert_ranks is 3; expected a divisor of the expert_size"),
     ],
