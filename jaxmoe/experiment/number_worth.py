@@ -18,6 +18,7 @@ from jaxmoe.experiment.deployment import Deployed
 from jaxmoe.hardware.gpu.sheet import Sheet
 from jaxmoe.serving.closed_loop import serve
 from jaxmoe.serving.deployment import Deployment
+from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.machine_step import MachineStep
 from jaxmoe.serving.step import AbstractStep, ModelStep
 
@@ -78,7 +79,7 @@ class Gpu(NamedTuple):
     """Numbers of a GPU: its data sheet, and where DeepEP crosses it the rate of the network between nodes, B/s."""
 
     sheet: Sheet
-    network: Any = None
+    network: Given = None
 
 
 def _with_gpu(step: ModelStep, gpu: Gpu) -> ModelStep:
