@@ -12,7 +12,7 @@ from jaxmoe.config.serving import RandomArrivals
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Row
 from jaxmoe.serving.online.arrivals import at_rate, mean_rate
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.capacity import Forbids, drained_rate, what_forbids
 from jaxmoe.serving.online.engine import Fleet
 from jaxmoe.serving.online.metrics import PERCENTILES, Limits, Waits, distribution, span_of, waits_of
@@ -41,7 +41,7 @@ class Serving:
     limits: Limits
     gpus: int  # of all engines
     rebalancing: Rebalancing | None = None  # where requests have topics
-    buffering: Buffering | None = None  # where requests wait for others at a layer
+    buffering: RequestBuffering | None = None  # where requests wait for others at a layer
 
     def at(
         self,

@@ -14,7 +14,7 @@ from jaxmoe.experiment.deployment import Deployed
 from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.machine_deployment import deployed_on_machine, experts_timed
 from jaxmoe.serving.machine_step import HEAD, MachineStep
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.step_table import StepTable, Term
 from jaxmoe.serving.step import StepLoad
 from jaxmoe.traces import Batch, GatingTrace, load_counts
@@ -84,12 +84,12 @@ def expert_term(inputs: Inputs, sizes: Float[np.ndarray, " G"]) -> Term:
 
 
 def expert_seconds(time: LayerTime, layers: int) -> float:
-    """What the experts of so many layers take, of which those of `time` are some."""
+    """Seconds of the experts of so many layers, of which those of `time` are some."""
     attention = sum(np.asarray(time.stages[name]) for name in dict(time.blocks).get(ATTENTION, ()))
     return layers * float(np.mean(time.total - attention))
 
 
-def buffering_of(scenario: Scenario, asked: BufferingConfig, requests: int) -> Buffering:
+def buffering_of(scenario: Scenario, asked: BufferingConfig, requests: int) -> RequestBuffering:
     """When requests wait: each chooses the experts of a stretch of `workload.trace`, in all of its layers."""
     whole = scenario.evaluation.model_copy(update={"layers": None})
     trace: GatingTrace = inputs_of(scenario.model_copy(update={"evaluation": whole})).trace
@@ -98,7 +98,7 @@ def buffering_of(scenario: Scenario, asked: BufferingConfig, requests: int) -> B
         0 if scenario.serving is None else scenario.serving.seed,
     )
     first = np.random.default_rng([seed, 6]).integers(0, len(experts), requests)
-    return Buffering(experts, first, trace.num_experts, asked.slack, asked.least_tokens)
+    return RequestBuffering(experts, first, trace.num_experts, asked.slack, asked.least_tokens)
 
 
 def check_buffering(scenario: Scenario) -> None:
@@ -135,7 +135,7 @@ def _stage(time: LayerTime, name: str) -> float:
 
 
 def _more(whole: list[list[float]], alone: Float[np.ndarray, " G"]) -> Float[np.ndarray, "rows contexts"]:
-    """What contexts add, none for no tokens."""
+    """Seconds that contexts add, none for no tokens."""
     added = np.maximum(np.array(whole) - alone[:, None], 0.0)
     return np.concatenate([np.zeros((1, added.shape[1])), added])
 

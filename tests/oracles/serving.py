@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.engine import Engine, Fleet, Router
 from jaxmoe.serving.online.requests import Requests
@@ -27,7 +27,7 @@ def serve_plainly(
     table: StepTable,
     decode_table: StepTable | None = None,
     changes: Sequence[Change] = (),
-    buffering: Buffering | None = None,
+    buffering: RequestBuffering | None = None,
 ) -> Served:
     """All that `serve` tells, token times and steps included."""
     fleet.check(requests)
@@ -84,7 +84,7 @@ class _Simulation:
         table: StepTable,
         decode_table: StepTable,
         changes: Sequence[Change],
-        buffering: Buffering | None,
+        buffering: RequestBuffering | None,
     ) -> None:
         self.requests, self.fleet, self.buffering = requests, fleet, buffering
         self.first = [_Running(fleet.engine, table, number, changes) for number in range(fleet.engines)]

@@ -5,12 +5,12 @@ from collections import Counter
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.step_table import FEATURES
 from oracles.serving_rank import Job, Rank
 
 
-def pass_layers(rank: Rank, buffering: Buffering) -> Float[np.ndarray, "layers F"]:
+def pass_layers(rank: Rank, buffering: RequestBuffering) -> Float[np.ndarray, "layers F"]:
     """Numbers of each layer of a step. Jobs that are deferred have `paused` set to the layer where they wait."""
     going = [job for job in rank.running if job.given]
     starts, layers = {job: job.paused for job in going}, []
@@ -36,13 +36,13 @@ def pass_layers(rank: Rank, buffering: Buffering) -> Float[np.ndarray, "layers F
     return np.array([[*(numbers | {"sequences": ends}).values()] for numbers in layers], float)
 
 
-def experts_of(job: Job, buffering: Buffering, layer: int) -> list[int]:
+def experts_of(job: Job, buffering: RequestBuffering, layer: int) -> list[int]:
     """Experts of all tokens that a job has in the step, as often as they are chosen."""
     positions = (buffering.first[job.row] + job.computed + np.arange(job.given)) % len(buffering.experts)
     return [expert for expert in buffering.experts[positions, layer].ravel().tolist() if expert >= 0]
 
 
-def earn(job: Job, buffering: Buffering) -> None:
+def earn(job: Job, buffering: RequestBuffering) -> None:
     """A token of output more: after so many of them a job may wait once more."""
     job.passes += 1
     if buffering.passes and job.passes >= buffering.passes:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.requests import Requests
@@ -83,13 +83,13 @@ def drawn_changes(seed: int, fleet: Fleet) -> list[Change]:
     return [Change(at, tables[table], pause, engine) for at, table, pause, engine in rows]
 
 
-def drawn_buffering(seed: int, requests: Requests) -> Buffering:
+def drawn_buffering(seed: int, requests: Requests) -> RequestBuffering:
     """Experts of a short trace that all requests go through again and again, some choices of none."""
     rng = np.random.default_rng([seed, 2])
     experts = int(rng.integers(2, 12))
     shape = (int(rng.integers(5, 200)), int(rng.integers(1, 5)), int(rng.integers(1, 4)))
     chosen = np.minimum(rng.geometric(rng.uniform(0.1, 0.6), shape) - 1, experts - 1)
-    return Buffering(
+    return RequestBuffering(
         np.where(rng.random(shape) < 0.05, -1, chosen),
         rng.integers(0, shape[0], len(requests)),
         experts,

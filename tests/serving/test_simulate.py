@@ -10,7 +10,7 @@ from online_scenarios import Scenario, constant, drawn_buffering, drawn_changes,
 from oracles.serving import serve_plainly
 
 from jaxmoe.errors import InputError
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.requests import Requests
@@ -39,7 +39,7 @@ def both(
     fleet: Fleet,
     table: StepTable = SECOND,
     *changes: Change,
-    buffering: Buffering | None = None,
+    buffering: RequestBuffering | None = None,
 ) -> Served:
     """Results of the plain simulator, once the compiled one has the same."""
     plain = serve_plainly(requests, fleet, table, changes=changes, buffering=buffering)
@@ -266,7 +266,7 @@ def test_a_request_waits_for_others_that_choose_its_expert():
         )
     )
     requests, fleet = requests_of((0, 1, 2), (0, 1, 2)), Fleet(Engine())
-    asked = Buffering(experts, np.array([1, 2]), 3, slack=1.0)
+    asked = RequestBuffering(experts, np.array([1, 2]), 3, slack=1.0)
     served = both(requests, fleet, table, buffering=asked)
     assert list(served.deferrals) == [1, 1]
     assert times_of(served) == [[2.0, 4.0], [2.0, 4.0]]
@@ -280,8 +280,8 @@ def test_a_request_waits_for_others_that_choose_its_expert():
 def test_waiting_that_cannot_be_is_told():
     experts = np.zeros((4, 2, 1), int)
     with pytest.raises(InputError, match=r"buffering\.slack is 2; expected 0 to 1"):
-        Buffering(experts, np.zeros(1, int), 1, 2.0)
-    asked = Buffering(experts, np.zeros(1, int), 1, 0.5)
+        RequestBuffering(experts, np.zeros(1, int), 1, 2.0)
+    asked = RequestBuffering(experts, np.zeros(1, int), 1, 0.5)
     for simulate in (serve, serve_plainly):
         with pytest.raises(InputError, match=r"engine\.ranks is 2; expected 1 with buffering"):
             simulate(requests_of((0, 1, 1)), Fleet(Engine(ranks=2)), SECOND, buffering=asked)

@@ -16,7 +16,7 @@ from jaxmoe.serving.online.requests import Requests
 
 
 @dataclass(frozen=True, eq=False)
-class Buffering:
+class RequestBuffering:
     """Experts that tokens choose, from a trace, and when a request waits.
 
     Token `p` of request `r`, of prompt and output, chooses `experts[(first[r] + p) % tokens]`; -1 is no expert. With a
@@ -43,7 +43,7 @@ class Buffering:
 
     @property
     def identity(self) -> bytes:
-        """What decides who waits, as bytes."""
+        """All that decides who waits, as bytes."""
         rules = repr((self.num_experts, self.passes, self.least_tokens)).encode()
         return self.experts.tobytes() + self.first.tobytes() + rules
 

@@ -1,4 +1,4 @@
-"""Layers of a step one by one, compiled, where requests may wait at one: as `Buffering` says."""
+"""Layers of a step one by one, compiled, where requests may wait at one: as `RequestBuffering` says."""
 
 from typing import NamedTuple, no_type_check
 
@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numba import njit
 
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.compiled_rank import DECODING, READ, READ_CONTEXT, SEQUENCES, decodes
 from jaxmoe.serving.online.kv_blocks import COMPUTED, DEFERRED, GIVEN, NONE, PASSES, PAUSED, TIMER
 from jaxmoe.serving.online.packed_table import step_seconds
@@ -17,7 +17,7 @@ FROM, GOES = range(2)  # columns of a seat: the layer at whose experts its pass 
 
 
 class Routing(NamedTuple):
-    """What tokens choose, the rules, and room to work in; empty where nobody waits."""
+    """Choices of tokens, rules of waiting, and room to work in; empty where nobody waits."""
 
     experts: Int[np.ndarray, "tokens layers top_k"]
     first: Int[np.ndarray, " R"]
@@ -27,7 +27,7 @@ class Routing(NamedTuple):
     features: Float[np.ndarray, "layers 1 F"]
 
 
-def routing_of(buffering: Buffering | None, seats: int) -> Routing:
+def routing_of(buffering: RequestBuffering | None, seats: int) -> Routing:
     """Arrays for engines of so many seats."""
     if buffering is None:
         none = np.zeros(0, np.int64)

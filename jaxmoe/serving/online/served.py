@@ -40,7 +40,7 @@ class Served:
     finish: Float[np.ndarray, " R"]
     cached: Int[np.ndarray, " R"]  # tokens of the prompt that the prefix cache had at first
     preemptions: Int[np.ndarray, " R"]
-    deferrals: Int[np.ndarray, " R"]  # steps at whose end it waited at a layer, see `Buffering`
+    deferrals: Int[np.ndarray, " R"]  # steps at whose end it waited at a layer, see `RequestBuffering`
     token_starts: Int[np.ndarray, " starts"]  # R + 1, or none
     token_times: Float[np.ndarray, " T"]
     steps: StepLog | None = None

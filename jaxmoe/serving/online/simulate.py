@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.serving.online.buffering import Buffering
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.compiled import Clock, run
 from jaxmoe.serving.online.compiled_buffering import routing_of
@@ -51,7 +51,7 @@ def serve(
     steps: bool = False,
     changes: Sequence[Change] = (),
     goes_on: Callable[[Served], bool] | None = None,
-    buffering: Buffering | None = None,
+    buffering: RequestBuffering | None = None,
 ) -> Served:
     """Where and when each request is served by engines whose steps take what `table` says, until `changes` of it.
 

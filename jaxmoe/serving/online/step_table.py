@@ -22,7 +22,7 @@ FEATURES = (
     "all_tokens",
     "most_tokens",
     "routed",  # tokens that pass the experts; fewer than `tokens` in a layer where some wait, more where some go on
-    "loaded",  # experts that these chose; 0 where nobody asks which, so only tables for `Buffering` read it
+    "loaded",  # experts that these chose; 0 where nobody asks which, so only tables for `RequestBuffering` read it
 )
 
 
