@@ -76,8 +76,8 @@ class BufferingConfig(Section):
 
     slack: Fraction = Field(
         default=0.2,
-        description="the part of its forward passes that a request may wait, or 0 for none; steps take what the "
-        "experts that their tokens choose take, in either case",
+        description="the part of its forward passes that a request may wait, in all: once for 1 / slack of them, as a "
+        "whole number; 0 for none. Steps take what the experts that their tokens choose take, in either case",
         examples=[0.1],
     )
     least_tokens: Count = Field(

@@ -111,7 +111,7 @@ class ServingReader:
         table = _kept(self._tables, called, lambda: machine_table(scenario, own, sizes, by_experts))
         gpus = fleet.all_engines * own.deployment.devices
         waits = asked.buffering
-        buffering = None if waits is None else buffering_of(scenario, waits, len(requests))
+        buffering = None if waits is None else buffering_of(scenario, waits, len(requests), asked.seed)
         return Serving(requests, fleet, table, _limits(asked), gpus, buffering=buffering)
 
     def _asked(self, asked: ServingConfig, own: Deployed[AbstractStep]) -> tuple[Requests, Fleet]:

@@ -75,8 +75,8 @@ def expert_term(inputs: Inputs, sizes: Float[np.ndarray, " G"]) -> Term:
     values = np.zeros((len(sizes) + 1, len(counts)))
     for row, tokens in enumerate(sizes.astype(int).tolist(), 1):
         for column, count in enumerate(counts.astype(int).tolist()):
-            if count > tokens * top_k:  # more than they can choose
-                values[row, column:] = values[row, column - 1]
+            if count > tokens * top_k:  # more than they can choose; numbers of tokens between two sizes may
+                values[row, column:] = values[row, column - 1] * counts[column:] / counts[column - 1]
                 break
             chosen = _chosen(popularity, tokens, count, top_k, rng)
             values[row, column] = expert_seconds(timed(_batch(chosen)), len(inputs.moe.moe_layer_ids))
@@ -89,14 +89,11 @@ def expert_seconds(time: LayerTime, layers: int) -> float:
     return layers * float(np.mean(time.total - attention))
 
 
-def buffering_of(scenario: Scenario, asked: BufferingConfig, requests: int) -> RequestBuffering:
+def buffering_of(scenario: Scenario, asked: BufferingConfig, requests: int, seed: int) -> RequestBuffering:
     """When requests wait: each chooses the experts of a stretch of `workload.trace`, in all of its layers."""
     whole = scenario.evaluation.model_copy(update={"layers": None})
     trace: GatingTrace = inputs_of(scenario.model_copy(update={"evaluation": whole})).trace
-    experts, seed = (
-        np.asarray(trace.experts[:MOST_TOKENS], np.int16),
-        0 if scenario.serving is None else scenario.serving.seed,
-    )
+    experts = np.asarray(trace.experts[:MOST_TOKENS], np.int16)
     first = np.random.default_rng([seed, 6]).integers(0, len(experts), requests)
     return RequestBuffering(experts, first, trace.num_experts, asked.slack, asked.least_tokens)
 

@@ -7,6 +7,7 @@ Serves the scenario served/qwen3-30b-a3b_chiplets_2x2 with several slacks, besid
 buffering_prices.csv has the table of steps beside the engine.
 Requests come at random at several rates, or are sent by users, twice as many as a step may have tokens: "together" all
 begin in one step, with prompts of a token and answers of one length, and "apart" each prompt takes 16 tokens of steps.
+With "room" the same users have a step with a token for each, so that nobody waits for a place in it.
 A few minutes on one core, half of them for the table of steps; --quick has the first rate and seed. See README.md.
 """
 
@@ -34,7 +35,8 @@ SLACKS = (0.0, 0.1, 0.2, 0.3)
 RATES, SEEDS, REQUESTS = (0.3, 0.6, 1.2), (0, 1), 300  # requests/s
 PLACES = (16, 64)  # tokens of a step, of users
 PROMPTS = {"together": 1, "apart": 16}  # tokens
-TOKENS, BATCHES = (4, 16, 64, 256), 16  # of the table beside the engine
+ROOM = ", room"
+TOKENS, BATCHES = (3, 4, 6, 7, 16, 64, 256), 16  # of the table beside the engine
 MILLI = 1e-3
 
 
@@ -77,12 +79,12 @@ def rows(come: str, number: float, seed: int) -> Iterator[Row]:
     if come == "at random":
         asked = [f"serving.arrivals={{kind: random, rate_per_s: {number}, requests: {REQUESTS}}}"]
     else:
-        users, prompt = 2 * int(number), PROMPTS[come]
+        users, prompt = 2 * int(number), PROMPTS[come.removesuffix(ROOM)]
         lengths = f"{{prompt_tokens: {prompt}, output_tokens: 200, prompt_variation: 0, output_variation: 0}}"
         asked = [
             f"serving.arrivals={{kind: users, users: {users}, requests: {2 * users}}}",
             f"serving.lengths={lengths}",
-            f"serving.engine.token_budget={int(number)}",
+            f"serving.engine.token_budget={users if come.endswith(ROOM) else int(number)}",
         ]
     for row in served(*asked, f"serving.seed={seed}"):
         yield {"come": come, "number": number, "seed": seed, **row}
@@ -110,7 +112,7 @@ def priced() -> Iterator[Row]:
 
 
 RANDOM = [("at random", rate, seed) for rate, seed in product(RATES, SEEDS)]
-USERS = [(come, places, 0) for places, come in product(PLACES, PROMPTS)]
+USERS = [(come + room, places, 0) for places, come, room in product(PLACES, PROMPTS, ("", ROOM))]
 TABLE = Table("buffering", rows, [*RANDOM, *USERS], ("come", "number", "seed"), digits=5)
 
 if __name__ == "__main__":

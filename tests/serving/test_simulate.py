@@ -277,10 +277,35 @@ def test_a_request_waits_for_others_that_choose_its_expert():
     assert list(served.steps.tokens) == [2, 0, 2]
 
 
+def test_waiting_alone_is_no_faster():
+    """Two layers, experts in the last. Attention takes 0.5 s in a layer with tokens, the head 1 s for a pass that ends.
+    The request waits at the last layer in every pass but the first, and its pass ends in a step without attention."""
+    experts = np.array([[[-1], [0]]])
+    table = StepTable(
+        (
+            Term("attention", ("tokens",), (np.array([0.0, 1.0]),), np.array([0.0, 0.5])),
+            Term("head", ("sequences",), (np.array([0.0, 1.0]),), np.array([0.0, 1.0])),
+        )
+    )
+    asked = RequestBuffering(experts, np.array([0]), 1, slack=1.0)
+    served = both(requests_of((0, 1, 3)), Fleet(Engine()), table, buffering=asked)
+    assert list(served.deferrals) == [2]
+    assert times_of(served) == [[1.5, 3.0, 4.5]]
+    without = both(requests_of((0, 1, 3)), Fleet(Engine()), table, buffering=replace(asked, slack=0.0))
+    assert times_of(without) == [[1.5, 3.0, 4.5]]
+
+
+def test_hardly_any_slack_is_none():
+    experts, come = np.zeros((4, 2, 1), int), requests_of((0, 1, 9), (0, 1, 9))
+    asked = RequestBuffering(experts, np.zeros(2, int), 1, slack=1e-20, least_tokens=9)
+    assert not both(come, Fleet(Engine()), SECOND, buffering=asked).deferrals.any()
+
+
 def test_waiting_that_cannot_be_is_told():
     experts = np.zeros((4, 2, 1), int)
-    with pytest.raises(InputError, match=r"buffering\.slack is 2; expected 0 to 1"):
-        RequestBuffering(experts, np.zeros(1, int), 1, 2.0)
+    for slack in (2.0, -0.1, float("nan")):
+        with pytest.raises(InputError, match=rf"buffering\.slack is {slack:g}; expected 0 to 1"):
+            RequestBuffering(experts, np.zeros(1, int), 1, slack)
     asked = RequestBuffering(experts, np.zeros(1, int), 1, 0.5)
     for simulate in (serve, serve_plainly):
         with pytest.raises(InputError, match=r"engine\.ranks is 2; expected 1 with buffering"):

@@ -2,7 +2,7 @@
 
 Source: expert_streaming_fse_dp IV-A and Algorithm 2; `methods.expert_streaming.buffering` has it for closed batches. A
 request that waits keeps its seat, its keys and values and what it has computed, and goes on at that layer in the next
-step, with the tokens of others. A slack limits how often: once in so many of its forward passes.
+step it takes part in, with the tokens of others. A slack limits how often in all: once for so many of its passes.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,19 @@ from jaxmoe.errors import InputError
 from jaxmoe.serving.online.engine import Fleet
 from jaxmoe.serving.online.requests import Requests
 
+NEVER = 2**31  # tokens: no answer is as long
+
 
 @dataclass(frozen=True, eq=False)
 class RequestBuffering:
     """Experts that tokens choose, from a trace, and when a request waits.
 
     Token `p` of request `r`, of prompt and output, chooses `experts[(first[r] + p) % tokens]`; -1 is no expert. With a
-    `slack` of 0.1, ten tokens of output let a request wait once (N_threshold), and with 0 none ever waits. A request
-    waits where one of its experts has fewer than `least_tokens` (theta_min) in the step, if it has a wait left. Who
-    reads a prompt does not wait: that pass is none of many. Who goes on takes nothing from the token budget, so others
-    may begin a pass in its place. Raises `InputError` for a slack over 1.
+    `slack` of 0.1, ten tokens of output let a request wait once (N_threshold, 1 / slack as a whole number), and with 0
+    none ever waits. Waits that were not taken add up, as in Algorithm 2, so one pass may have several. A request waits
+    where one of its experts has fewer than `least_tokens` (theta_min) in the step, if it has a wait left. Who reads a
+    prompt does not wait: that pass is none of many. Who goes on takes nothing from the token budget, so others may
+    begin a pass in its place. Raises `InputError` for a slack that is not from 0 to 1.
     """
 
     experts: Int[np.ndarray, "tokens layers top_k"]
@@ -39,7 +42,7 @@ class RequestBuffering:
     @property
     def passes(self) -> int:
         """Tokens of output after which a request may wait once more; 0 where it never may."""
-        return round(1 / self.slack) if self.slack else 0
+        return min(round(1 / self.slack), NEVER) if self.slack else 0
 
     @property
     def identity(self) -> bytes:

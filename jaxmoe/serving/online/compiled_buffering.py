@@ -81,7 +81,7 @@ def pass_layers(queues, memory, tables, routing, rank, table):
     for layer in range(layers):
         row = routing.features[layer, 0]
         row[1] = sums[SEQUENCES]
-        if row[0] > 0 or row[9] > 0:
+        if row[0] > 0 or row[1] > 0 or row[9] > 0:  # none is there before the layer at which all go on
             seconds += step_seconds(tables, table, routing.features[layer], False)
     return seconds / layers
 

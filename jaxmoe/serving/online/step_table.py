@@ -50,7 +50,8 @@ class StepTable:
         """Seconds of steps; ranks without tokens count as idle, and a step without any takes none."""
         of_rank = [_read(term, features) for term in self.terms if term.scope == "rank"]
         common = [_read(term, features[..., :1, :])[..., 0] for term in self.terms if term.scope == "group"]
-        any_tokens = features[..., [FEATURES.index("tokens"), FEATURES.index("routed")]].any(axis=(-2, -1))
+        there = [FEATURES.index(name) for name in ("tokens", "sequences", "routed")]
+        any_tokens = features[..., there].any(axis=(-2, -1))
         slowest = sum(of_rank, np.zeros(features.shape[:-1])).max(axis=-1)
         return np.where(any_tokens, slowest + sum(common, np.zeros(any_tokens.shape)), 0.0)
 
