@@ -119,16 +119,19 @@ def check_deployment(model: MoEModel, deployment: Deployment, domain: int = GPUS
 
 
 def _check_experts(model: MoEModel, deployment: Deployment) -> None:
-    """Raise `DeploymentError` for experts, or copies of them, that ranks cannot have equally many of."""
+    """Raise `DeploymentError` for experts and copies of them that ranks cannot have equally many of."""
     experts, ranks, redundant = model.num_experts, deployment.expert_ranks, deployment.redundant
-    if experts % ranks:
-        both = gcd(experts, deployment.devices)
-        _divides(both, ranks, "expert_ranks", f"the {experts} experts and the {deployment.devices} GPUs")
-    if redundant % ranks:
+    if (experts + redundant) % ranks == 0:
+        return
+    if redundant:
+        fills = -experts % ranks
+        nearest = fills + ranks * max(round((redundant - fills) / ranks), 0)
         raise DeploymentError(
-            f"deployment.redundant_experts is {redundant}; expected a multiple of the {ranks} ranks of experts. The "
-            f"nearest is {ranks * round(redundant / ranks)}."
+            f"deployment.expert_ranks is {ranks}; expected a divisor of the {experts} experts and {redundant} copies. "
+            f"The nearest is deployment.redundant_experts {nearest}."
         )
+    both = gcd(experts, deployment.devices)
+    _divides(both, ranks, "expert_ranks", f"the {experts} experts and the {deployment.devices} GPUs")
 
 
 def _check_exchange(deployment: Deployment, domain: int) -> None:

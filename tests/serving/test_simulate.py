@@ -461,7 +461,7 @@ def test_a_run_that_does_not_go_on_has_what_a_whole_one_has_by_then(monkeypatch)
 def test_steps_of_a_batch_of_them_are_those_of_each():
     table = drawn_scenario(3).table
     features = np.random.default_rng(0).uniform(0, 150, (5, 2, len(FEATURES)))
-    features[2, :, [FEATURES.index("tokens"), FEATURES.index("routed")]] = 0
+    features[2, :, [FEATURES.index(name) for name in ("tokens", "sequences", "routed")]] = 0
     each = [float(table.seconds(step)) for step in features]
     assert table.seconds(features).tolist() == each
     assert each[2] == 0

@@ -254,7 +254,7 @@ def test_loads_of_layers_are_those_of_the_most_loaded_rank_by_hand():
         ),
         (
             {"tensor": 4, "expert_ranks": 4, "redundant": 7},
-            "deployment.redundant_experts is 7; expected a multiple of the 4 ranks of experts. The nearest is 8.",
+            "of the 8 experts and 7 copies. The nearest is deployment.redundant_experts 8.",
         ),
         ({"data": 24, "expert_ranks": 8}, "tensor * data / expert_ranks is 3; expected a divisor of the expert_size"),
     ],
