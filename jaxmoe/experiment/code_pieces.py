@@ -138,7 +138,7 @@ def _piece(node: ast.stmt, binds: Iterable[str], named: bool) -> Piece:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """What a piece names, but for types of a class's fields."""
+    """Names that a piece has in it, but for types of a class's fields."""
     typed = (
         [each.annotation for each in node.body if isinstance(each, ast.AnnAssign)]
         if isinstance(node, ast.ClassDef)

@@ -31,7 +31,7 @@ def code_of(study: Path) -> Code:
 
 
 def joined(code: Code, other: Code) -> Code:
-    """What either ran through."""
+    """All that either of two runs ran through."""
     both = {file: {*_digests(code.get(file, "")), *_digests(other.get(file, ""))} for file in sorted({*code, *other})}
     return {file: "".join(sorted(digests)) for file, digests in both.items()}
 

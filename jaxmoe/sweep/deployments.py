@@ -1,22 +1,19 @@
 """A sweep over deployments: what users wait for and what a GPU yields, at every point of a study that names them.
 
 Points that differ in nothing but requests are one layout. Layouts of GPUs of a kind, with the same stages and kernels,
-are priced together, in chunks of one size, so that hardly anything is compiled for another layout. A machine that the
-engine times is a kind of its own with each number of requests, and each number of tokens of a step a rollout.
+are priced together, so that hardly anything is compiled for another layout. A machine that the engine times is a kind
+of its own with each number of requests, and each number of tokens of a step a rollout.
 """
 
-import math
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jaxmoe.config.keys import METHOD, is_of_system
 from jaxmoe.errors import InputError
@@ -25,30 +22,19 @@ from jaxmoe.experiment.machine_deployment import deployed_anywhere, in_engine
 from jaxmoe.experiment.metrics import Row
 from jaxmoe.hardware.gpu.deepep_files import read_exchanges
 from jaxmoe.hardware.gpu.files import read_kernels
-from jaxmoe.serving.closed_loop import LIMITS, Users, limits, loop_of, wait
-from jaxmoe.serving.costs import joules_of_steps
 from jaxmoe.serving.kernels import Given
 from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
-from jaxmoe.serving.merged import kind_of, merged
 from jaxmoe.serving.step import AbstractStep, ModelStep
 from jaxmoe.sweep.analysis import is_efficient
 from jaxmoe.sweep.deployment_chunks import Chunks
+from jaxmoe.sweep.deployment_prices import REQUESTS, Layout, priced_points
 from jaxmoe.sweep.point import Point, comparable
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.run import Progress
 from jaxmoe.sweep.study import Study
-from jaxmoe.threads import side_by_side
 
-# Numbers of points that are users' alone, by the field of `Users`: layouts have no use for them.
-REQUESTS = {
-    "concurrency": "deployment.concurrency",
-    "prompt": "deployment.prompt_tokens",
-    "output": "deployment.output_tokens",
-    "acceptance": "deployment.speculative.acceptance",
-}
 KEYS = (*REQUESTS.values(),)
 ASKED = (*KEYS[1:], "deployment.gating_spread")
-MOST_AT_ONCE = 4096  # rows of a chunk
 NO_ROOM = "weights and one sequence do not fit into memory"
 TOO_FEW = "there are fewer requests in flight than data-parallel ranks"
 LAYERS_ALONE = ("metrics", "layers", "iterations")  # of a study, which say how layers are timed
@@ -100,25 +86,6 @@ def by_case(rows: Iterable[Row]) -> dict[Case, list[Row]]:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Layout:
-    """A deployment and the requests of its points: arrays [point]."""
-
-    deployed: Deployed[AbstractStep]
-    identity: bytes  # of its values and of the files that these name
-    points: Int[np.ndarray, " point"]
-    requests: Float[np.ndarray, "point request"]
-    sequences: Float[np.ndarray, " point"]
-
-    @property
-    def kind(self) -> Hashable:
-        step = self.deployed.step
-        if not isinstance(step, ModelStep):
-            return id(step)
-        file = step.kernels.file
-        return id(file.kernels), file.system, step.model, kind_of(self.deployed.deployment)
-
-
 def sweep_deployments(study: Study, progress: Progress, folder: Path | None = None) -> DeploymentSweep:
     """Price the deployments of a study, but for chunks that are in the `folder`, where those that are priced are kept.
 
@@ -134,13 +101,13 @@ def sweep_deployments(study: Study, progress: Progress, folder: Path | None = No
     layouts = [_with_room(layout, rows) for layout in _layouts(space, points, rows)]
     if not any(len(layout.points) for layout in layouts):
         raise SweepError(f"{space.label}: no deployment can be priced. The first: {_first_reason(space, points, rows)}")
-    kinds: dict[Hashable, list[_Layout]] = {}
+    kinds: dict[Hashable, list[Layout]] = {}
     for layout in layouts:
         kinds.setdefault(layout.kind, []).append(layout)
     setup_s, start = time.perf_counter() - start, time.perf_counter()
     done, total = 0, sum(len(layout.points) for layout in layouts)
     chunks = Chunks(folder)
-    for found in _priced([*kinds.values()], chunks, space.identity.encode()):
+    for found in priced_points([*kinds.values()], chunks, space.identity.encode()):
         for point, measures in found.items():
             rows[point] |= measures
         done += len(found)
@@ -171,7 +138,7 @@ def check_deployments(study: Study) -> None:
 # What is deployed.
 
 
-def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator[_Layout]:
+def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator[Layout]:
     """Layouts that can be; points of the others get the reason."""
     alike: dict[Hashable, list[int]] = {}
     chosen = [key for key in rows[0] if key not in KEYS]
@@ -179,7 +146,6 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
         alike.setdefault(tuple(map(comparable, map(row.__getitem__, chosen))), []).append(at)
     read = cache(read_kernels), cache(read_exchanges)
     told: dict[int, str] = {}  # files of exchanges, of which few are common to all
-
     systems = [key for key in chosen if is_of_system(key)]
 
     def exchanges_of(step: AbstractStep) -> str:
@@ -214,7 +180,7 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
         stated = [getattr(own.users, name) for name in REQUESTS]
         requests = np.where(np.isnan(asked[places]), stated, asked[places])
         identity = repr((same, points[shortest].content, exchanges_of(own.step))).encode()
-        yield _Layout(own, identity, np.array(places), requests, _sequences(own, requests))
+        yield Layout(own, identity, np.array(places), requests, _sequences(own, requests))
 
 
 def _by_requests(places: Sequence[int], concurrency: Float[np.ndarray, " point"]) -> list[list[int]]:
@@ -246,7 +212,7 @@ def _context(prompt: Given, output: Given) -> Given:
     return prompt + output / 2
 
 
-def _with_room(layout: _Layout, rows: list[Row]) -> _Layout:
+def _with_room(layout: Layout, rows: list[Row]) -> Layout:
     """The layout without points that do not fit, or that leave ranks without a request, which get the reason."""
     fits, enough = layout.sequences >= 1, layout.requests[:, 0] >= layout.deployed.deployment.data
     _leave_out(rows, layout.points[~fits].tolist(), NO_ROOM)
@@ -268,100 +234,6 @@ def _first_reason(space: Space, points: Sequence[Point], rows: Sequence[Row]) ->
     except InputError as error:
         return str(error)
     return rows[0][LEFT_OUT]
-
-
-# Their times.
-
-
-def _priced(kinds: Sequence[Sequence[_Layout]], chunks: Chunks, study: bytes) -> Iterator[Mapping[int, Row]]:
-    """Measures by point, a chunk at a time, on all cores; chunks have one size, so that they share what is compiled.
-
-    `study` is what all have in common, for the identity of a chunk.
-    """
-    most = max(sum(len(layout.points) for layout in kind) for kind in kinds)
-    size = min(MOST_AT_ONCE, 2 ** int(np.ceil(np.log2(most))))
-
-    def price(chunk: _Chunk) -> Mapping[int, Row]:
-        given = chunk.of_row, chunk.requests, chunk.sequences
-        layouts = (chunk.kind[at].identity for at in dict.fromkeys(chunk.of_row.tolist()))
-        identity = (study, *layouts, *map(np.ndarray.tobytes, given))
-        found = chunks.columns(identity, partial(_measured, chunk.kind, *given))
-        rows = zip(*found.values(), strict=True)
-        return {at: dict(zip(found, row, strict=True)) for at, row in zip(chunk.points.tolist(), rows, strict=True)}
-
-    return side_by_side(price, (chunk for kind in kinds for chunk in _chunks(kind, size)))
-
-
-class _Chunk(NamedTuple):
-    """Rows of a kind that are priced together, and the place of the layout of each."""
-
-    kind: Sequence[_Layout]
-    of_row: Int[np.ndarray, " row"]
-    points: Int[np.ndarray, " row"]
-    requests: Float[np.ndarray, "row request"]
-    sequences: Float[np.ndarray, " row"]
-
-
-def _chunks(kind: Sequence[_Layout], size: int) -> Iterator[_Chunk]:
-    """All rows of a kind, so many at a time; the last one of them fills the last chunk up."""
-    of_row = np.concatenate([np.full(len(layout.points), at) for at, layout in enumerate(kind)])
-    points, requests, sequences = (
-        np.concatenate([getattr(layout, name) for layout in kind]) for name in ("points", "requests", "sequences")
-    )
-    for start in range(0, len(points), size):
-        part = np.minimum(np.arange(start, start + size), len(points) - 1)
-        yield _Chunk(kind, of_row[part], points[part], requests[part], sequences[part])
-
-
-def _measured(
-    kind: Sequence[_Layout],
-    of_row: Int[np.ndarray, " row"],
-    requests: Float[np.ndarray, "row request"],
-    sequences: Float[np.ndarray, " row"],
-) -> dict[str, list[object]]:
-    """Columns of measures of rows of a kind."""
-    first, all_deployed = kind[0].deployed, [layout.deployed for layout in kind]
-    steps = [each.step for each in all_deployed]
-    gpus = [step for step in steps if isinstance(step, ModelStep)]
-    step = merged(gpus, of_row) if gpus else steps[0]
-    users = Users(**dict(zip(REQUESTS, jnp.asarray(requests.T, jnp.float32), strict=True)))
-    served = wait(loop_of(step, users, jnp.asarray(sequences, jnp.float32), first.backend), first.overheads)
-    ranks = np.array([each.deployment.data for each in all_deployed])[of_row]
-    limited = limits(served.decoding, requests[:, 0] / ranks, first.backend)
-    found = {
-        "first_token_s": served.first_token,
-        "per_token_s": served.per_token,
-        "tokens_per_s_user": served.tokens_per_s_user(),
-        "tokens_per_s_device": served.tokens_per_s_device(step),
-        "decoding_sequences_a_rank": served.decoding,
-        "gpus": np.array([each.deployment.devices for each in all_deployed])[of_row],
-        "weights_B": np.array([each.memory.experts + each.memory.other_weights for each in all_deployed])[of_row],
-    }
-    rooms = {
-        "free_B": np.array([each.memory.free for each in all_deployed])[of_row],
-        "most_sequences_a_rank": sequences,
-    }
-    rates = np.asarray(found["tokens_per_s_device"])
-    costs = [each.costs for each in all_deployed]
-    joules = None if gpus else joules_of_steps(step, users, jnp.asarray(sequences, jnp.float32), first.backend)
-    columns: dict[str, list[object]] = {
-        "J_per_million_tokens": _given([each.joules(1.0) for each in costs], of_row, rates)
-        if joules is None
-        else np.asarray(joules).tolist(),
-        "price_per_million_tokens": _given([each.price(1.0) for each in costs], of_row, rates),
-    }
-    columns |= {name: np.asarray(column).tolist() for name, column in found.items()}
-    for name, room in rooms.items():  # endless on a machine whose memory is not told
-        columns[name] = [size if math.isfinite(size) else None for size in room.tolist()]
-    return columns | {"limited_by": [LIMITS[at] for at in limited]}
-
-
-def _given(
-    of_one: Sequence[float | None], of_row: Int[np.ndarray, " row"], rates: Float[np.ndarray, " row"]
-) -> list[object]:
-    """What a million tokens cost at each rate, from that at one a second of each layout; `None` where not given."""
-    each = np.array([np.nan if cost is None else cost for cost in of_one])[of_row] / rates
-    return [None if math.isnan(cost) else cost for cost in each.tolist()]
 
 
 def _mark_front(rows: list[Row]) -> None:

@@ -1,13 +1,17 @@
-"""Random requests and engines that do all they can: preempt, keep and lose prefixes, transfer KV, serve users."""
+"""Requests and engines by hand and at random, which do all they can; and both simulators of them beside each other."""
 
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import numpy as np
+from oracles.serving import serve_plainly
 
 from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change
 from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
 from jaxmoe.serving.online.requests import Requests
+from jaxmoe.serving.online.served import Served
+from jaxmoe.serving.online.simulate import serve
 from jaxmoe.serving.online.step_table import StepTable, Term
 
 MOST_PROMPT, MOST_OUTPUT, PREFIX_TOKENS = 60, 80, 8
@@ -112,3 +116,51 @@ def _engine(rng: np.random.Generator) -> Engine:
         prefix_cache=limited and bool(rng.integers(3)),
         lookahead=bool(rng.integers(2)),
     )
+
+
+def with_one_rank(scenario: Scenario) -> Scenario:
+    fleet, decode = scenario.fleet, scenario.fleet.decode
+    decode = decode and replace(decode, engine=replace(decode.engine, ranks=1))
+    return scenario._replace(fleet=replace(fleet, engine=replace(fleet.engine, ranks=1), decode=decode))
+
+
+SECOND = constant(1.0)
+
+
+def requests_of(
+    *rows: tuple[float, int, int], names: list[list[int]] | None = None, prefix_tokens: int = 4
+) -> Requests:
+    arrival, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    starts = np.cumsum([0, *map(len, names or [[]] * len(rows))])
+    blocks = np.array([name for own in names or [] for name in own], int)
+    return Requests(arrival.astype(float), prompt, output, starts, blocks, prefix_tokens)
+
+
+def times_of(served: Served) -> list[list[float]]:
+    return [list(each) for each in np.split(served.token_times, served.token_starts[1:-1])]
+
+
+def both(
+    requests: Requests,
+    fleet: Fleet,
+    table: StepTable = SECOND,
+    *changes: Change,
+    buffering: RequestBuffering | None = None,
+) -> Served:
+    """Results of the plain simulator, once the compiled one has the same."""
+    plain = serve_plainly(requests, fleet, table, changes=changes, buffering=buffering)
+    compiled = serve(requests, fleet, table, token_times=True, steps=True, changes=changes, buffering=buffering)
+    assert_same(plain, compiled)
+    return plain
+
+
+def assert_same(plain: Served, compiled: Served) -> None:
+    for field in fields(Served):
+        if field.name != "steps":
+            np.testing.assert_allclose(
+                getattr(compiled, field.name), getattr(plain, field.name), 0, 1e-9, err_msg=field.name
+            )
+    assert (plain.steps is None) == (compiled.steps is None)
+    for field in fields(plain.steps) if plain.steps else ():
+        found, expected = getattr(compiled.steps, field.name), getattr(plain.steps, field.name)
+        np.testing.assert_allclose(found, expected, 0, 1e-9, err_msg=field.name)
