@@ -30,7 +30,7 @@ MOST_AT_ONCE = 4096  # rows of a chunk
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class SweptLayout:
     """A deployment and the requests of its points: arrays [point]."""
 
     deployed: Deployed[AbstractStep]
@@ -48,7 +48,7 @@ class Layout:
         return id(file.kernels), file.system, step.model, kind_of(self.deployed.deployment)
 
 
-def priced_points(kinds: Sequence[Sequence[Layout]], chunks: Chunks, study: bytes) -> Iterator[Mapping[int, Row]]:
+def priced_points(kinds: Sequence[Sequence[SweptLayout]], chunks: Chunks, study: bytes) -> Iterator[Mapping[int, Row]]:
     """Measures by point, a chunk at a time, on all cores; chunks have one size, so that they share what is compiled.
 
     `study` is what all have in common, for the identity of a chunk.
@@ -70,14 +70,14 @@ def priced_points(kinds: Sequence[Sequence[Layout]], chunks: Chunks, study: byte
 class _Chunk(NamedTuple):
     """Rows of a kind that are priced together, and the place of the layout of each."""
 
-    kind: Sequence[Layout]
+    kind: Sequence[SweptLayout]
     of_row: Int[np.ndarray, " row"]
     points: Int[np.ndarray, " row"]
     requests: Float[np.ndarray, "row request"]
     sequences: Float[np.ndarray, " row"]
 
 
-def _chunks(kind: Sequence[Layout], size: int) -> Iterator[_Chunk]:
+def _chunks(kind: Sequence[SweptLayout], size: int) -> Iterator[_Chunk]:
     """All rows of a kind, so many at a time; the last one of them fills the last chunk up."""
     of_row = np.concatenate([np.full(len(layout.points), at) for at, layout in enumerate(kind)])
     points, requests, sequences = (
@@ -89,7 +89,7 @@ def _chunks(kind: Sequence[Layout], size: int) -> Iterator[_Chunk]:
 
 
 def _measured(
-    kind: Sequence[Layout],
+    kind: Sequence[SweptLayout],
     of_row: Int[np.ndarray, " row"],
     requests: Float[np.ndarray, "row request"],
     sequences: Float[np.ndarray, " row"],

@@ -27,7 +27,7 @@ from jaxmoe.serving.memory import DoesNotFitError, cache_bytes
 from jaxmoe.serving.step import AbstractStep, ModelStep
 from jaxmoe.sweep.analysis import is_efficient
 from jaxmoe.sweep.deployment_chunks import Chunks
-from jaxmoe.sweep.deployment_prices import REQUESTS, Layout, priced_points
+from jaxmoe.sweep.deployment_prices import REQUESTS, SweptLayout, priced_points
 from jaxmoe.sweep.point import Point, comparable
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.run import Progress
@@ -101,7 +101,7 @@ def sweep_deployments(study: Study, progress: Progress, folder: Path | None = No
     layouts = [_with_room(layout, rows) for layout in _layouts(space, points, rows)]
     if not any(len(layout.points) for layout in layouts):
         raise SweepError(f"{space.label}: no deployment can be priced. The first: {_first_reason(space, points, rows)}")
-    kinds: dict[Hashable, list[Layout]] = {}
+    kinds: dict[Hashable, list[SweptLayout]] = {}
     for layout in layouts:
         kinds.setdefault(layout.kind, []).append(layout)
     setup_s, start = time.perf_counter() - start, time.perf_counter()
@@ -138,7 +138,7 @@ def check_deployments(study: Study) -> None:
 # What is deployed.
 
 
-def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator[Layout]:
+def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator[SweptLayout]:
     """Layouts that can be; points of the others get the reason."""
     alike: dict[Hashable, list[int]] = {}
     chosen = [key for key in rows[0] if key not in KEYS]
@@ -180,7 +180,7 @@ def _layouts(space: Space, points: Sequence[Point], rows: list[Row]) -> Iterator
         stated = [getattr(own.users, name) for name in REQUESTS]
         requests = np.where(np.isnan(asked[places]), stated, asked[places])
         identity = repr((same, points[shortest].content, exchanges_of(own.step))).encode()
-        yield Layout(own, identity, np.array(places), requests, _sequences(own, requests))
+        yield SweptLayout(own, identity, np.array(places), requests, _sequences(own, requests))
 
 
 def _by_requests(places: Sequence[int], concurrency: Float[np.ndarray, " point"]) -> list[list[int]]:
@@ -212,7 +212,7 @@ def _context(prompt: Given, output: Given) -> Given:
     return prompt + output / 2
 
 
-def _with_room(layout: Layout, rows: list[Row]) -> Layout:
+def _with_room(layout: SweptLayout, rows: list[Row]) -> SweptLayout:
     """The layout without points that do not fit, or that leave ranks without a request, which get the reason."""
     fits, enough = layout.sequences >= 1, layout.requests[:, 0] >= layout.deployed.deployment.data
     _leave_out(rows, layout.points[~fits].tolist(), NO_ROOM)
