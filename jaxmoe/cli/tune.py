@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from jaxmoe.cli import evaluate_phase, tune_hardware
 from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
 from jaxmoe.cli.comparison_output import (
     comparison_warnings,
@@ -28,6 +27,7 @@ from jaxmoe.experiment.comparison import (
     check_optimiser,
     compare,
     placement_problem,
+    replaying_beside,
     search,
     topic_means,
     tuned_strategies,
@@ -69,6 +69,8 @@ def run(
     if hardware is not None:
         refused: dict[str, Any] = {"--plan": plan, "--optimiser": optimiser != "gradient", "--copies": copies > 1}
         refused |= {"--time-limit": time_limit}
+        from jaxmoe.cli import tune_hardware  # what `tune` and `evaluate` can do without takes a second to import
+
         tune_hardware.run(folder, interrupts, config, hardware, trace, overrides, layers, refused)
         return
     with StageTimer() as clock:
@@ -84,7 +86,7 @@ def run(
             check_budget(problem, copies)
             folder.check(PLAN)  # before hours of search
             limit_s = None if time_limit is None else _searching(folder, time_limit)
-        with progress_bars(interrupts.check) as report:
+        with progress_bars(interrupts.check) as report, replaying_beside(inputs, others, report) as begun:
             with clock.stage("tune"), _kept_in_time(folder, inputs, optimiser):
                 problem, result, front = search(optimiser, inputs, problem, report, copies, limit_s)
                 tuned = tuned_strategies(inputs, result, problem)
@@ -93,7 +95,7 @@ def run(
             if result.stopped == "interrupted":
                 interrupts.spend()
             _announce_stop(folder, result)
-            comparison = compare(inputs, [*others, *tuned], clock, report, problem)
+            comparison = compare(inputs, [*others, *tuned], clock, report, problem, begun)
             topics = topic_means(inputs, comparison) if inputs.topics else {}
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
@@ -123,6 +125,8 @@ def evaluate(
     """Time the usual placements, and given plans, on batches drawn from the trace; with `phase`, the whole model."""
     if phase is not None:
         refused = {"--trace": trace, "--plan": plan, "--layers": layers, "--wide": wide}
+        from jaxmoe.cli import evaluate_phase
+
         evaluate_phase.run(folder, config, overrides, phase, elasticities, refused)
         return
     if elasticities:

@@ -1,7 +1,9 @@
 """Searched plans and usual strategies, compared under every exchange."""
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -173,16 +175,23 @@ def compare(
     clock: StageTimer,
     report: Report,
     problem: PlacementProblem | None = None,
+    begun: Future[dict[str, Replay]] | None = None,
 ) -> Comparison:
     """Evaluate and replay every strategy; replays go on while the model is traced and compiled.
 
-    The bound is of the tuner's `problem`, by default that of one copy of every expert.
+    The bound is of the tuner's `problem`, by default that of one copy of every expert. Replays of some strategies may
+    have `begun`.
     """
-    with beside(lambda: {s.name: _replay(inputs, s, report) for s in strategies}) as replaying:
+
+    def replayed_all() -> dict[str, Replay]:
+        known = {} if begun is None else begun.result()
+        return known | {s.name: _replay(inputs, s, report) for s in strategies if s.name not in known}
+
+    with beside(replayed_all) as replaying, beside(lambda: _bound(inputs, problem)) as bounding:
         with clock.stage("evaluate"):
             scores, under = _evaluated(inputs, strategies, report)
         with clock.stage("bound"):
-            bound = _bound(inputs, problem)
+            bound = bounding.result()
         with clock.stage("simulate"):
             replays = replaying.result()
             replayed = {s.name: _replayed(inputs, s, scores[s.name]) for s in strategies}
@@ -251,6 +260,13 @@ def _bound(inputs: Inputs, problem: PlacementProblem | None) -> np.ndarray | Non
     except PlanError:
         return None
     return bound_if_any(problem, problem.served(inputs.evaluation_batches))
+
+
+@contextmanager
+def replaying_beside(inputs: Inputs, strategies: list[Strategy], report: Report) -> Iterator[Future[dict[str, Replay]]]:
+    """Replay strategies, by name, while the block searches for others: search and compiling leave cores to it."""
+    with beside(lambda: {s.name: _replay(inputs, s, report) for s in strategies}) as begun:
+        yield begun
 
 
 def _replay(inputs: Inputs, strategy: Strategy, report: Report) -> Replay:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from jaxmoe.hardware.gpu.terms import TILE_ROWS, ExpertLoads, Numbers
 from jaxmoe.placement.eplb import eplb
@@ -55,7 +55,7 @@ def expert_loads(
     have equal parts of its choices. Time is that of the rank with the most choices.
     """
     rng = np.random.default_rng(seed)
-    chances = rng.permutation(np.exp(spread * norm.ppf((np.arange(experts) + 0.5) / experts)))
+    chances = rng.permutation(np.exp(spread * ndtri((np.arange(experts) + 0.5) / experts)))
     held = eplb(chances, experts + redundant, ranks) if redundant else np.arange(experts)
 
     def draw(choices: int) -> Int[np.ndarray, "draw expert"]:

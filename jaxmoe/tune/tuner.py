@@ -6,19 +6,23 @@ best cuts of the machine. Every step is scored on the same selection batches, wh
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxmoe.compiling import compile_ahead
 from jaxmoe.engine.layer import MANY_NODES
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.placement.strategies import Shipped, groups_of
 from jaxmoe.relax import geometric
 from jaxmoe.threads import beside, side_by_side
+from jaxmoe.traces import Batch
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
 from jaxmoe.tune.evaluator import Evaluator
@@ -68,6 +72,22 @@ class _Candidates(NamedTuple):
         return _Candidates(plans, np.take_along_axis(self.group, order[..., None], axis=1), scores)
 
 
+class _Chains(NamedTuple):
+    """Chains of moves on some layers."""
+
+    search: local_search.Search
+    shares: Float[jax.Array, "layer chain expert node"]
+    batches: Batch
+    group: Int[jax.Array, "layer chain node"]
+
+
+def _halves(arrays: Any, axis: int) -> list[Any]:
+    """A tree of arrays in halves along an axis, so that two cores work side by side; as one where it is odd."""
+    parts = 2 - jax.tree.leaves(arrays)[0].shape[axis] % 2
+    split = [jnp.split(leaf, parts, axis) for leaf in jax.tree.leaves(arrays)]
+    return [jax.tree.unflatten(jax.tree.structure(arrays), part) for part in zip(*split, strict=True)]
+
+
 @dataclass
 class _Run:
     """One run of the tuner."""
@@ -84,11 +104,10 @@ class _Run:
         with evaluator.timed("strategies"):
             exchange = self.gathering() if named is None else self.problem.gathers[named]
             dealt = self.dealt(exchange)
-        # Compiling the descent leaves a core to the strategies, which it does not wait for.
-        with evaluator.timed("descent"), beside(self.shipped_starts) as shipped:
+        # Compiling, which nothing stops, takes about as long as that of the exchanges did.
+        able = evaluator.stop.has(evaluator.seconds["strategies"])
+        with evaluator.timed("descent"), beside(lambda: self.aside(exchange, able)) as shipped:
             group = self.nodes(0 if relaxed is None else relaxed.shape[1])
-            # Compiling, which nothing stops, takes about as long as that of the exchanges did.
-            able = self.evaluator.stop.has(self.evaluator.seconds["strategies"])
             if relaxed is None and self.settings.restarts and able:
                 starts = self.cuts(dealt)
                 relaxed, stages["relaxed"], history["descent"] = self.descend(exchange, starts)
@@ -168,8 +187,17 @@ class _Run:
         lean = options.plans[:, option] * (turn % 2)[:, None, None]
         return _Candidates(lean, options.group[:, option], options.scores[:, option])
 
-    def shipped_starts(self) -> Plans:
-        """The best strategy of every layer as a plan to improve."""
+    def aside(self, exchange: AbstractExchange, able: bool) -> Plans:
+        """What the descent does not wait for, and leaves a core to while it compiles.
+
+        Moves are compiled where there is time; returned is the best strategy of every layer as a plan to improve.
+        """
+        if able and self.settings.refine_steps:
+            (layers, experts), chains = self.problem.frequency.shape, self.settings.refine_chains
+            batches = self.problem.draw(self.settings.refine_batches, self.settings.seed)
+            plans = np.zeros((layers, chains, experts, self.problem.num_nodes))
+            chain = self.chains(plans, self.nodes(chains), self.problem.merged(batches, exchange))[0]
+            compile_ahead(local_search.improve, *self.moves(chain, 0, 0, self.stand_in(exchange)))
         shipped = self.evaluator.shipped
         empty = np.zeros((len(self.problem.frequency), 0, *self.problem.frequency.shape[1:], self.problem.num_nodes))
         return empty if shipped is None else shipped.plan[:, None]
@@ -186,20 +214,24 @@ class _Run:
         }
         problem = self.problem.under(self.stand_in(exchange))
         land = descent.landscape(problem, settings.budget_spread, settings.learning_rate)
-        state = descent.start_in_groups(problem, starts.group, starts.plans, settings.seed)
+        states = _halves(descent.start_in_groups(problem, starts.group, starts.plans, settings.seed), axis=1)
         self.evaluator.progress("descent", 0, settings.steps)  # the first segment compiles
         for first in range(0, settings.steps, descent.SEGMENT):
             batches = descent.segment_batches(
                 problem, settings.batches_per_step, next(self.evaluator.seeds), settings.descent_tokens
             )
             schedule = descent.schedule(first, settings.steps, ends)
-            state, seconds = descent.descend(land, state, batches, schedule)
+            if not first:
+                compile_ahead(descent.descend, land, states[0], batches, schedule)
+            ran = side_by_side(partial(descent.descend, land, batches=batches, schedule=schedule), states)
+            states, seconds = zip(*ran, strict=True)
             # Few batches are noisy: the mean over a segment is not.
-            history.add(first + descent.SEGMENT, np.asarray(seconds.mean(axis=0).min(axis=1)))
+            history.add(first + descent.SEGMENT, np.concatenate(seconds, axis=2).mean(axis=0).min(axis=1))
             self.evaluator.progress("descent", min(first + descent.SEGMENT, settings.steps), settings.steps)
             if self.evaluator.stop.reason:
                 break
-        shares = descent.relaxed_shares(land, state.plans, schedule.temperature[-1])
+        plans = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *(state.plans for state in states))
+        shares = descent.relaxed_shares(land, plans, schedule.temperature[-1])
         return np.asarray(shares, float), history.seconds[-1], history
 
     def round(self, relaxed: Plans, group: Groups) -> Plans:
@@ -218,26 +250,39 @@ class _Run:
 
         All moves see the same batches: with others for every segment, a chain would follow their differences.
         """
-        steps, history, key = self.settings.refine_steps, History(), jr.key(self.settings.seed)
-        stand_in = self.stand_in(exchange)
-        batches = self.evaluator.draw(self.settings.refine_batches, exchange)
-        shares, group = jnp.asarray(found.plans, jnp.float32), jnp.asarray(found.group)
+        steps, history, stand_in = self.settings.refine_steps, History(), self.stand_in(exchange)
+        chains = self.chains(found.plans, found.group, self.evaluator.draw(self.settings.refine_batches, exchange))
         self.evaluator.progress("refinement", 0, steps)
         self.evaluator.stop.has(self.evaluator.seconds["strategies"] / 2)
         for first in range(0, steps, local_search.SEGMENT):
             if self.evaluator.stop.reason:
                 break
-            progress = np.minimum((first + np.arange(local_search.SEGMENT)) / steps, 1)
-            cold = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
-            luck = jr.fold_in(key, first)
-            shares, costs = local_search.improve(self.evaluator.search, shares, batches, cold, luck, stand_in, group)
-            history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
-            self.evaluator.offer(np.asarray(shares, float), np.asarray(costs, float), exchange)
+            moves = [self.moves(chain, first, part, stand_in) for part, chain in enumerate(chains)]
+            compile_ahead(local_search.improve, *moves[0])
+            shares, costs = zip(*side_by_side(lambda given: local_search.improve(*given), moves), strict=True)
+            chains = [chain._replace(shares=share) for chain, share in zip(chains, shares, strict=True)]
+            history.add(first + local_search.SEGMENT, np.concatenate(costs).min(axis=1))
+            self.evaluator.offer(np.concatenate(shares).astype(float), np.concatenate(costs).astype(float), exchange)
             self.evaluator.progress("refinement", min(first + local_search.SEGMENT, steps), steps)
-        ended = np.asarray(shares, float)
+        ended = np.concatenate([chain.shares for chain in chains]).astype(float)
         scores = np.where(self.evaluator.fits(ended), self.evaluator.score(ended, exchange), np.inf)
         plans, scores = better(found.plans, found.scores, ended, scores)
         return _Candidates(plans, found.group, scores), history
+
+    def chains(self, plans: Plans, group: Groups, batches: Batch) -> list[_Chains]:
+        """Chains of moves from plans of every layer, in two halves of the layers where these can be halved."""
+        search, shares = self.evaluator.search, jnp.asarray(plans, jnp.float32)
+        return [
+            _Chains(search._replace(frequency=frequency), *rest)
+            for frequency, *rest in _halves((search.frequency, shares, batches, jnp.asarray(group)), axis=0)
+        ]
+
+    def moves(self, chains: _Chains, first: int, part: int, exchange: AbstractExchange) -> tuple[Any, ...]:
+        """Arguments of a segment of moves that begins at the move `first`, of a part of the layers."""
+        progress = np.minimum((first + np.arange(local_search.SEGMENT)) / self.settings.refine_steps, 1)
+        cold = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
+        key = jr.fold_in(jr.key(self.settings.seed), first + part)
+        return chains.search, chains.shares, chains.batches, cold, key, exchange, chains.group
 
     def hybrids(self) -> list[Ranked]:
         """The best complete hybrids, if rings serve them best, with the experts of each group improved by moves."""
