@@ -222,8 +222,9 @@ class _Run:
             )
             schedule = descent.schedule(first, settings.steps, ends)
             if not first:
-                compile_ahead(descent.descend, land, states[0], batches, schedule)
-            ran = side_by_side(partial(descent.descend, land, batches=batches, schedule=schedule), states)
+                segments = settings.steps // descent.SEGMENT
+                segment = descent.compiled(segments, land, states[0], batches, schedule)
+            ran = side_by_side(partial(segment, land, batches=batches, schedule=schedule), states)
             states, seconds = zip(*ran, strict=True)
             # Few batches are noisy: the mean over a segment is not.
             history.add(first + descent.SEGMENT, np.concatenate(seconds, axis=2).mean(axis=0).min(axis=1))
