@@ -1,13 +1,14 @@
 """Plans a second under least congested exchanges whose tokens choose in rounds, and what links carry; see README.md.
 
-Of the plans of `throughput.py` at 8x8, each on one batch, and by a second of a core. The busiest link is the mean over
+Of the plans of `throughput.py` at 8x8, each on one batch: by a second of a core, and by the clock with a run on every
+core. The busiest link is the mean over
 plans, over that of tokens that choose one after the other.
 
 Takes two minutes of one core.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from jaxmoe.engine import Layer
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.network import build_exchange, sharded_visits
 from jaxmoe.relax import HardSupport
+from jaxmoe.threads import cores, side_by_side
 from jaxmoe.traces import Batch
 
 HERE = Path(__file__).resolve().parent
@@ -39,6 +41,12 @@ def busiest_links(model: Layer, shares: jax.Array, batch: Batch) -> jax.Array:
     return jax.vmap(busiest)(shares)
 
 
+def on_every_core(run: Callable[[], object]) -> None:
+    """The call once on every core, side by side."""
+    for _ in side_by_side(lambda _: jax.block_until_ready(run()), range(cores())):
+        pass
+
+
 def rounds() -> Iterator[dict[str, object]]:
     """A row for every number of tokens that choose at once."""
     model, batch, shares = layer_model(SIZE), one_batch(SIZE), jnp.asarray(random_plans(SIZE, SIZE.plans))
@@ -54,6 +62,7 @@ def rounds() -> Iterator[dict[str, object]]:
             "mesh": f"{SIZE.shape[0]}x{SIZE.shape[1]}",
             "plans_at_once": SIZE.plans,
             "per_core_s": round(rate(run, SIZE.plans, time.process_time)),  # of all cores together
+            "per_s": round(rate(lambda run=run: on_every_core(run), SIZE.plans * cores())),  # by the clock
             "busiest_link": f"{busiest / one_by_one:.4f}",
             "compile_s": f"{compile_s:.2f}",
             "machine": machine(),

@@ -77,7 +77,9 @@ def layer_model(size: Size) -> Layer:
 
 def one_batch(size: Size) -> Batch:
     """A batch of a skewed synthetic trace."""
-    trace = synthetic_trace(1024, [0], size.experts, size.top_k, skew=0.6, coactivation=0.3, reuse=0.2, seed=0)
+    trace = synthetic_trace(
+        max(1024, size.tokens), [0], size.experts, size.top_k, skew=0.6, coactivation=0.3, reuse=0.2, seed=0
+    )
     return jax.tree.map(lambda leaf: leaf[0, 0], sample_batches(trace, size.tokens, 1, seed=0))
 
 
