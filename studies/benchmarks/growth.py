@@ -52,8 +52,8 @@ def seconds_of(run: Callable[[], object]) -> float:
     return best
 
 
-def peak_GiB() -> float:
-    """The most memory that this process has had."""
+def peak_memory() -> float:
+    """The most memory that this process has had, GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -62,12 +62,12 @@ def measured(axis: str, value: int) -> dict[str, object]:
     size = SIZES[axis][value]
     model, batch, shares = layer_model(size), one_batch(size), jnp.asarray(random_plans(size, 1))
     congested = replace(model, exchange=build_exchange("least_congested", model.machine.topology))
-    before, row = peak_GiB(), dict[str, object]()
+    before, row = peak_memory(), dict[str, object]()
     evaluations = {"exact": (forward, model), "gradient": (with_gradient, model), "congested": (forward, congested)}
     for name, (function, timed) in evaluations.items():
         run, _ = compiled(function, timed, shares, batch)
         row[f"{name}_us"] = f"{1e6 * seconds_of(run):.1f}"
-    return row | {"evaluation_GiB": f"{peak_GiB() - before:.3f}"}
+    return row | {"evaluation_GiB": f"{peak_memory() - before:.3f}"}
 
 
 def alone(*command: str) -> tuple[str, resource.struct_rusage]:
