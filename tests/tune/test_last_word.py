@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problem import LAYERS, SETTINGS, SHAPE, small_model, small_problem, small_trace
+from small_problem import EXPERTS, LAYERS, SETTINGS, SHAPE, small_model, small_problem, small_trace
 
 from jaxmoe.engine import evaluate
 from jaxmoe.hardware import node_memory, ring
@@ -17,6 +17,7 @@ from jaxmoe.placement import PlanError, expert_parallel_random
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.strategies import expert_parallel, shipped_strategies
 from jaxmoe.registry import OPTIMISERS
+from jaxmoe.traces import synthetic_trace
 from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
 from jaxmoe.tune import results as ranking
 from jaxmoe.tune.evaluator import Evaluator
@@ -214,6 +215,21 @@ def test_replicas_need_whole_slots():
 def test_small_problems_are_searched_as_asked():
     assert affordable(SETTINGS, small_problem()) == SETTINGS
     assert affordable(TunerSettings(), small_problem()) == TunerSettings()
+
+
+def test_many_layers_share_the_search_that_four_have():
+    asked = TunerSettings()
+
+    def cut(layers):
+        trace = synthetic_trace(64, range(layers), EXPERTS, 2, skew=0.5, coactivation=0.0, reuse=0.0, seed=0)
+        return affordable(asked, dataclasses.replace(small_problem(), trace=trace))
+
+    assert cut(4) == asked
+    many = cut(32)
+    searched = (many.restarts, many.steps, many.batches_per_step, many.refine_steps, many.refine_batches)
+    assert searched == (6, 300, 1, 500, 8)
+    assert 32 * 6 * 300 * 1 == 4 * 12 * 300 * 4
+    assert 32 * 500 * 8 == 4 * 1000 * 32
 
 
 def test_large_problems_are_searched_for_as_long_as_can_be_waited():
