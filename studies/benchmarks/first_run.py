@@ -5,6 +5,7 @@ work is on the machine. Threads compile beside each other, and wait for each oth
 functions add up to more than those of the command.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -80,7 +81,12 @@ def run(command: list[str]) -> tuple[list[dict[str, object]], Functions]:
 
 if __name__ == "__main__":
     parser = study_options(__doc__)
-    parser.add_argument("--command", nargs="+", default=["tune", str(SCENARIO)], help="of jaxmoe, without --out")
+    parser.add_argument(
+        "--command",
+        nargs=argparse.REMAINDER,
+        default=["tune", str(SCENARIO)],
+        help="of jaxmoe with all its options but --out, last",
+    )
     given = parser.parse_args()
     if given.list or given.quick:
         sys.exit("there is one case: the command")
