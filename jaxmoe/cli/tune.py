@@ -78,10 +78,8 @@ def run(
             check_optimiser(optimiser)
             limit = [] if time_limit is None else [f"tuning.time_limit_s={time_limit}"]
             inputs = read_inputs(config, [*(overrides or ()), *limit], trace, layers)
-            others = [
-                *standard_strategies(inputs),
-                *given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED)),
-            ]
+            given = given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED))
+            others = [*standard_strategies(inputs), *given]
             problem = placement_problem(inputs)
             check_budget(problem, copies)
             folder.check(PLAN)  # before hours of search
