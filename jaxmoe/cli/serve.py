@@ -28,6 +28,7 @@ from jaxmoe.serving.online.served import Served
 from jaxmoe.units import GIGA
 
 TOLERANCE = 0.01  # of the highest rate
+MOST_TRIED = 50_000  # requests by which the highest rate is found: the first of all
 MOST_TOKENS = 20_000_000  # of answers: of more, when each comes and what each step does is not kept
 WAITS = {
     "queue": "until the first step",
@@ -51,17 +52,18 @@ def run(
             scenario = load_scenario(config, overrides or ())
             serving = serving_of(scenario, profile)
         with clock.stage("serve"):
-            whole = int(serving.requests.output.sum()) <= MOST_TOKENS
-            requests, served = serving.at(token_times=whole, steps=whole)
+            logged = _logged(serving)
+            requests, served = serving.at(token_times=logged, steps=logged)
             if scenario.serving is not None and isinstance(scenario.serving.arrivals, RandomArrivals):
                 check_drains(serving, scenario.serving.arrivals, served)
         interrupts.check()
         with clock.stage("highest rate"):
-            trials = RateTrials(serving, check=interrupts.check)
+            tried = serving.first(MOST_TRIED)
+            trials = RateTrials(tried, check=interrupts.check)
             highest = None if serving.rate is None else trials.highest(serving.rate, TOLERANCE)
             forbids = None
-            if whole and highest is not None and 0 < highest < math.inf:
-                forbids = serving.forbids(highest * (1 + TOLERANCE))
+            if _logged(tried) and highest is not None and 0 < highest < math.inf:
+                forbids = tried.forbids(highest * (1 + TOLERANCE))
         with clock.stage("draw and write"):
             _draw(folder, scenario, serving, served)
             _write(folder, serving, requests, served)
@@ -74,6 +76,11 @@ def run(
         _print_binds(report)
     _print_rate(serving, highest, forbids)
     print_warnings(_notes(serving, requests, served, report))
+
+
+def _logged(serving: Serving) -> bool:
+    """Whether times of all tokens and steps are kept."""
+    return int(serving.requests.output.sum()) <= MOST_TOKENS
 
 
 def _report(
@@ -89,6 +96,8 @@ def _report(
         "steps": None if steps is None else len(steps.start),
         "binds": {} if steps is None else what_binds(steps, serving.fleet),
         "highest_rate_per_s": None if highest is None or math.isinf(highest) else highest,
+        "highest_rate_requests": None if highest is None else min(len(requests), MOST_TRIED),
+        "highest_rate_tolerance": None if highest is None else TOLERANCE,
         "forbids_more": None if forbids is None else forbids._asdict(),
     }
 
@@ -202,4 +211,6 @@ def _print_rate(serving: Serving, highest: float | None, forbids: Forbids | None
     else:
         why = f"; more is forbidden by {forbids.limit} ({forbids.resource})" if forbids else ""
         told += f"{digits(highest)} requests/s{why}"
+    if len(serving.requests) > MOST_TRIED:
+        told += f". Found on the first {MOST_TRIED:,} of {len(serving.requests):,} requests, within {TOLERANCE:.0%}"
     Console(width=WIDTH, highlight=False, emoji=False).print(escape(told), soft_wrap=True)

@@ -1,7 +1,7 @@
 """A scenario's requests over time and the engines that serve them; the answers that a run of them gives."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any
@@ -56,6 +56,13 @@ class Serving:
         changes, asks = planned.changes if planned else (), None if goes_on is None else partial(goes_on, requests)
         given = (token_times, steps, changes, asks, self.buffering)
         return requests, serve(requests, self.fleet, self.table, self.table, *given)
+
+    def first(self, count: int) -> "Serving":
+        """The same of the first `count` requests alone; itself where there are no more."""
+        if len(self.requests) <= count:
+            return self
+        waits = self.buffering and replace(self.buffering, first=self.buffering.first[:count])
+        return replace(self, requests=self.requests.window(0, count), buffering=waits)
 
     @property
     def rate(self) -> float | None:

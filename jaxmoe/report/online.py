@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 from jaxmoe.report import style
 
 LABELLED = 8  # curves with a name; more are drawn alike
+SHOWN = 20_000  # points of a curve; more are not seen, and take memory
 WIDE = 20.0  # the ratio of values from which on an axis is logarithmic
 
 
@@ -59,8 +60,14 @@ def plot_waits(path: Path, waits: Mapping[str, Wait], title: str) -> None:
     for axes, (name, wait) in zip(figure.subplots(1, len(waits), squeeze=False)[0], waits.items(), strict=True):
         values = np.sort(wait.values[np.isfinite(wait.values)])
         factor, unit = style.time_unit(float(np.quantile(values, 0.99)) if values.size else 1.0)
-        part = np.arange(1, len(values) + 1) / max(len(values), 1)
-        axes.step(values * factor, part, where="post", color=style.PALETTE[0], linewidth=1.8)
+        shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), SHOWN)).astype(int))
+        axes.step(
+            values[shown] * factor,
+            (shown + 1) / max(len(values), 1),
+            where="post",
+            color=style.PALETTE[0],
+            linewidth=1.8,
+        )
         most = max(values[-1:].max(initial=0.0), wait.limit or 0.0) * factor
         for mark in (0.5, 0.99) if values.size else ():
             at = float(np.quantile(values, mark)) * factor

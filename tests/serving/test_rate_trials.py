@@ -8,6 +8,7 @@ from test_work_bound import ONE_TOKEN, SECOND, TEN, drawn_serving
 from jaxmoe.experiment.rate_trials import RateTrials, over_limits
 from jaxmoe.experiment.serving import Serving
 from jaxmoe.serving.online.arrivals import mean_rate
+from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.capacity import drained_rate
 from jaxmoe.serving.online.metrics import Limits, waits_of
 from jaxmoe.serving.online.requests import Requests
@@ -90,3 +91,17 @@ def test_a_window_of_requests_starts_its_own_clock():
     assert own.arrival.tolist() == [0, 3]
     assert (own.prompt.tolist(), own.output.tolist()) == ([11, 12], [2, 3])
     assert (own.prefix_starts.tolist(), own.prefix_blocks.tolist()) == ([0, 2, 2], [8, 9])
+
+
+def test_the_first_requests_of_a_serving_wait_as_among_all_until_the_next_comes():
+    experts = np.array([[[0]], [[1]], [[2]]])
+    buffering = RequestBuffering(experts, np.arange(11) % 3, 3, slack=0.5)
+    own = Serving(ONE_TOKEN, TEN, SECOND, Limits(), 1, buffering=buffering)
+    first = own.first(4)
+    assert own.first(11) is own
+    assert first.buffering is not None
+    assert first.buffering.first.tolist() == [0, 1, 2, 0]
+    assert first.requests.arrival.tolist() == ONE_TOKEN.arrival[:4].tolist()
+    (_, alone), (_, among) = first.at(), own.at()
+    assert alone.first_token[0] == among.first_token[0]
+    assert len(alone.finish) == 4

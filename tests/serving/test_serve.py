@@ -178,6 +178,23 @@ def test_of_many_tokens_no_step_is_kept_and_the_rest_is_the_same(scenario, tmp_p
     assert brief["waits_s"] == whole["waits_s"] | {"between": None}
 
 
+def test_of_many_requests_the_first_tell_the_highest_rate(scenario, tmp_path, done, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+    monkeypatch.setattr("jaxmoe.cli.serve.MOST_TRIED", 20)
+    run = serve(scenario, "--out", tmp_path / "out")
+    assert run.exit_code == 0, run.output
+    assert "Found on the first 20 of 60 requests, within 1%" in run.output.replace("\n", " ")
+    assert "Found on" not in done[1]
+    few, whole = (json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "out", done[0]))
+    assert (few["highest_rate_requests"], whole["highest_rate_requests"]) == (20, 60)
+    assert few["highest_rate_tolerance"] == 0.01
+    assert few["waits_s"] == whole["waits_s"]  # of all requests
+    trials = RateTrials(serving_of(load_scenario(scenario)).first(20), ends_early=False)
+    assert trials.meets(few["highest_rate_per_s"])
+    assert not trials.meets(few["highest_rate_per_s"] * 1.011)
+    assert few["highest_rate_per_s"] != whole["highest_rate_per_s"]
+
+
 CLOSED = "serving.arrivals={kind: users, users: 3, requests: 30}"
 
 
