@@ -11,12 +11,13 @@ import numpy as np
 
 from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change, check_changes
-from jaxmoe.serving.online.engine import Engine, Fleet, Router
+from jaxmoe.serving.online.engine import Engine, Fleet, Reserve, Router
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served, StepLog
 from jaxmoe.serving.online.step_table import FEATURES, StepTable
 from oracles.serving_buffering import earn, pass_layers
 from oracles.serving_rank import Job, Rank
+from oracles.serving_sglang import SglangRank
 
 ALL_TOKENS, MOST_TOKENS = FEATURES.index("all_tokens"), FEATURES.index("most_tokens")
 
@@ -40,8 +41,11 @@ def serve_plainly(
 class _Running:
     """An engine of `ranks` in lockstep and the end of its step under way."""
 
-    def __init__(self, engine: Engine, table: StepTable, number: int, changes: Sequence[Change]) -> None:
-        self.ranks = [Rank(engine) for _ in range(engine.ranks)]
+    def __init__(
+        self, engine: Engine, reserve: Reserve, table: StepTable, number: int, changes: Sequence[Change]
+    ) -> None:
+        sglang = engine.batching == "sglang"
+        self.ranks = [SglangRank(engine, reserve) if sglang else Rank(engine) for _ in range(engine.ranks)]
         self.changes = [change for change in changes if change.engine == number]
         self.turn = _Turn("least_loaded", len(self.ranks))
         self.table, self.number, self.end = table, number, math.inf
@@ -87,12 +91,13 @@ class _Simulation:
         buffering: RequestBuffering | None,
     ) -> None:
         self.requests, self.fleet, self.buffering = requests, fleet, buffering
-        self.first = [_Running(fleet.engine, table, number, changes) for number in range(fleet.engines)]
+        reserve, *others = fleet.reserves
+        self.first = [_Running(fleet.engine, reserve, table, number, changes) for number in range(fleet.engines)]
         self.first_turn, decode = _Turn(fleet.router, fleet.engines), fleet.decode
         self.later: list[_Running] = []
         if decode:
             numbers = range(fleet.engines, fleet.all_engines)
-            self.later = [_Running(decode.engine, decode_table, number, changes) for number in numbers]
+            self.later = [_Running(decode.engine, others[0], decode_table, number, changes) for number in numbers]
             self.later_turn = _Turn(decode.router, decode.engines)
         self.transfers: list[tuple[float, int, Job, Rank]] = []
         self.next, self.in_flight = 0, 0
@@ -169,6 +174,9 @@ class _Simulation:
             tokens = sum(job.given for rank in engine.ranks for job in rank.running if job.paused is None)
             counts = [(len(rank.running), len(rank.waiting), rank.blocks.used) for rank in engine.ranks]
             self.steps.append((engine.number, now, seconds, tokens, *map(sum, zip(*counts, strict=True))))
+            return
+        for rank in engine.ranks:
+            rank.idle()
 
     def _seconds(self, engine: _Running) -> float:
         if self.buffering is not None:

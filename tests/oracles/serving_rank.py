@@ -1,8 +1,7 @@
 """One data-parallel rank of an engine in plain Python: its queue, the requests it runs, and its KV blocks.
 
 Follows `Scheduler.schedule` and `KVCacheManager` of vLLM's V1 engine. Left out: speculative tokens, encoders, LoRA,
-priorities, and limits on a part of a long prompt. SGLang differs in when prompts are read; what it keeps free for
-outputs to come, and its choice of whom to retract, are left out: memory and preemption are vLLM's there too.
+priorities, and limits on a part of a long prompt. SGLang's ranks are in `serving_sglang`.
 """
 
 from collections import OrderedDict, deque
@@ -155,24 +154,24 @@ class Rank:
                 self.blocks.release(job)
         self.leaving, self.seen = {}, len(self.waiting)
 
+    def idle(self) -> None:
+        """Have nothing to do until somebody comes."""
+
     def schedule(self) -> list[Job]:
         """Give out tokens of a step: first to requests that run, then to those that wait. Returns those admitted.
 
         Where blocks run out, the request admitted last loses its own and waits, as the first, to be computed anew;
-        nobody is admitted in that step. SGLang's ranks leave decoding out as long as they have a prompt to read.
+        nobody is admitted in that step.
         """
-        apart, self.budget = self.engine.batching == "sglang", self.engine.token_budget
+        self.budget = self.engine.token_budget
         for job in self.running:
             job.given = 0
-        before, jobs = len(self.waiting), [job for job in self.running if job not in self.leaving]
-        self._continue([job for job in jobs if not (apart and job.decodes())])
-        admitted = [] if len(self.waiting) > before else self._admit(apart)
-        if apart and self.budget == self.engine.token_budget:
-            self.budget = len(self.running)
-            self._continue([job for job in self.running if job not in self.leaving])
-        return admitted
+        before = len(self.waiting)
+        self.go_on([job for job in self.running if job not in self.leaving])
+        return [] if len(self.waiting) > before else self._admit()
 
-    def _continue(self, jobs: list[Job]) -> None:
+    def go_on(self, jobs: list[Job]) -> None:
+        """Tokens for requests that run."""
         for job in jobs:
             if job.paused is not None:  # the token of its pass was counted where it began
                 job.given = 1
@@ -182,38 +181,41 @@ class Rank:
                 continue
             while not self.blocks.grow(job, job.computed + tokens, []):
                 last = next(each for each in reversed(self.running) if each not in self.leaving)
-                self.running.remove(last)
-                self._preempt(last)
+                self.unseat(last)
+                self.waiting.appendleft(last)
+                self.seen += 1
                 if last is job:
                     return
             job.given = tokens
             self.budget -= tokens
 
-    def _preempt(self, job: Job) -> None:
+    def unseat(self, job: Job) -> None:
+        """Take seat and blocks from a request."""
+        self.running.remove(job)
         self.blocks.release(job)
         job.computed = job.brought = job.given = 0
         job.paused = None
         job.preemptions += 1
-        self.waiting.appendleft(job)
-        self.seen += 1
 
-    def _admit(self, apart: bool) -> list[Job]:
+    def _admit(self) -> list[Job]:
         admitted: list[Job] = []
         while self.seen and self.budget > 0 and len(self.running) < self.engine.seats:
             job = self.waiting[0]
             found = self.blocks.found(job)
             computed = max(len(found) * self.engine.block_tokens, job.brought)
             tokens = min(job.known - computed, self.budget)
-            if apart and job.known > job.prompt and job.known - computed == 1:
-                tokens = 0  # it decodes in a step to come, or in this one if nobody has a prompt to read
             if not self.blocks.grow(job, computed + tokens, found):
                 break
-            job.computed, job.given = computed, tokens
-            self.budget -= tokens
-            self.running.append(self.waiting.popleft())
-            self.seen -= 1
+            self.seat(job, computed, tokens)
             admitted.append(job)
         return admitted
+
+    def seat(self, job: Job, computed: int, tokens: int) -> None:
+        """Let the first that waits run, with tokens of the step."""
+        job.computed, job.given = computed, tokens
+        self.budget -= tokens
+        self.running.append(self.waiting.popleft())
+        self.seen -= 1
 
     def features(self, given: list[Job]) -> Float[np.ndarray, " F"]:
         """What those that are `given` tokens have in the step, without what is over all ranks."""

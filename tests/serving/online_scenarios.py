@@ -8,7 +8,7 @@ from oracles.serving import serve_plainly
 
 from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change
-from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
+from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet, Reserve
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
 from jaxmoe.serving.online.simulate import serve
@@ -104,7 +104,7 @@ def drawn_buffering(seed: int, requests: Requests) -> RequestBuffering:
 
 def _engine(rng: np.random.Generator) -> Engine:
     block = int(rng.choice([1, 2, 4, 8]))
-    least = -(-(MOST_PROMPT + MOST_OUTPUT) // block)
+    least = (MOST_PROMPT + MOST_OUTPUT) // block + 2  # SGLang's; vLLM needs fewer
     limited = bool(rng.integers(4))
     return Engine(
         batching=rng.choice(["vllm", "sglang"]).item(),
@@ -115,7 +115,14 @@ def _engine(rng: np.random.Generator) -> Engine:
         block_tokens=block,
         prefix_cache=limited and bool(rng.integers(3)),
         lookahead=bool(rng.integers(2)),
+        reserve=_reserve(rng.spawn(1)[0]),
     )
+
+
+def _reserve(rng: np.random.Generator) -> Reserve:
+    first = float(rng.uniform(0.1, 1))
+    least, steps = first * float(rng.uniform(0, 1)), int(rng.choice([1, 5, 50]))
+    return Reserve(first, least, (first - least) / steps, int(rng.choice([0, 2, 20])), int(rng.choice([10, 4096])))
 
 
 def with_one_rank(scenario: Scenario) -> Scenario:

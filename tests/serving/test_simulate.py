@@ -11,7 +11,7 @@ from oracles.serving import serve_plainly
 
 from jaxmoe.errors import InputError
 from jaxmoe.serving.online.changes import Change
-from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet
+from jaxmoe.serving.online.engine import DecodePool, Engine, Fleet, Reserve
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
 from jaxmoe.serving.online.simulate import serve
@@ -46,6 +46,33 @@ def test_who_came_last_is_computed_anew_when_blocks_run_out():
     assert served.steps is not None
     assert list(served.steps.tokens) == [6, 2, 1, 1, 5, 1]
     assert list(served.steps.kv_blocks) == [4, 4, 3, 3, 3, 3]
+
+
+def test_sglang_begins_what_fits_with_its_output():
+    """Twenty-four tokens. At 1 s the second needs 5 + 3 + 1 of the 16 that are free less half of the first's 5 to come.
+    The third would need as many of the 11 left, less these and the 3 + 1 of the second: 4.5. Only when the second is
+    done and another step decodes is it looked at again, where a quarter of two tokens is kept after three steps."""
+    engine = Engine("sglang", kv_blocks=24, block_tokens=1, reserve=Reserve(first=0.5, least=0.25, decay=0.125))
+    served = both(requests_of((0, 8, 6), (0.5, 5, 3), (0.5, 5, 3)), Fleet(engine))
+    assert times_of(served) == [[1, 3, 4, 5, 7, 8], [2, 3, 4], [6, 7, 8]]
+    assert served.steps is not None
+    assert list(served.steps.kv_blocks) == [8, 13, 15, 17, 11, 16, 18, 20]
+
+
+def test_sglang_retracts_who_has_done_least():
+    """Twenty-seven tokens, 25 of which hold something at 6 s, and three that decode have 5 of their outputs each: the
+    longest prompt is retracted, not who came last. It waits behind the fourth, and as three quarters, (10 + 2) / 16, of
+    what the second may still have are kept by then, for one more step: 14 do not fit into 12.75."""
+    engine = Engine("sglang", kv_blocks=27, block_tokens=1, reserve=Reserve(0.0, 0.0, 0.0, steps_ahead=1))
+    served = both(requests_of((0, 6, 7), (0, 2, 9), (0.5, 5, 6), (5.5, 3, 1)), Fleet(engine))
+    assert times_of(served) == [[1, 3, 4, 5, 6, 9, 10], [1, 3, 4, 5, 6, 7, 10, 11, 12], [2, 3, 4, 5, 6, 7], [8]]
+    assert list(served.preemptions) == [1, 0, 0, 0]
+
+
+def test_sglang_fills_a_seat_once_others_have_decoded():
+    requests = requests_of((0, 1, 2), (0, 1, 4), (0, 1, 1))
+    assert times_of(both(requests, Fleet(Engine("sglang", seats=2)))) == [[1, 2], [1, 2, 3, 5], [4]]
+    assert times_of(both(requests, Fleet(Engine("vllm", seats=2)))) == [[1, 2], [1, 2, 3, 4], [3]]
 
 
 def test_prompts_that_begin_alike_are_read_once():
@@ -274,6 +301,9 @@ def test_what_can_never_be_served_is_told_before():
     with pytest.raises(InputError, match=r"engine\.kv_blocks is 10, but request 1 needs 11 blocks"):
         serve(requests, Fleet(Engine(kv_blocks=10, block_tokens=2)), SECOND)
     assert serve(requests, Fleet(Engine(kv_blocks=11, block_tokens=2)), SECOND).finish.min() > 0
+    with pytest.raises(InputError, match=r"engine\.kv_blocks is 12, but request 1 needs 13 blocks"):
+        serve(requests, Fleet(Engine("sglang", kv_blocks=12, block_tokens=2)), SECOND)
+    assert serve(requests, Fleet(Engine("sglang", kv_blocks=13, block_tokens=2)), SECOND).finish.min() > 0
     named = requests_of((0, 4, 4), names=[[1]])
     with pytest.raises(InputError, match=r"block_tokens is 3; expected a divisor of the 4"):
         serve(named, Fleet(Engine(kv_blocks=9, block_tokens=3, prefix_cache=True)), SECOND)

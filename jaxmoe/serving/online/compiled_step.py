@@ -13,17 +13,21 @@ from numba import njit
 from jaxmoe.serving.online.compiled_buffering import pass_layers
 from jaxmoe.serving.online.compiled_rank import (
     CONTEXT,
+    DECAYS,
     DECODING,
+    FULL,
     LONGEST,
     LOST,
     READ,
     READ_CONTEXT,
     SEQUENCES,
     look,
-    schedule,
 )
+from jaxmoe.serving.online.compiled_reserve import rest
+from jaxmoe.serving.online.compiled_schedule import schedule
 from jaxmoe.serving.online.kv_blocks import (
     AHEAD,
+    APART,
     BLOCK_TOKENS,
     BLOCKS,
     COMPUTED,
@@ -68,11 +72,15 @@ def begin_step(queues, memory, tables, routing, records, counts, features, where
             look(queues, memory, rank, now)
         total = _schedule(queues, memory, first, end, now)
     if total == 0:
+        for rank in range(first, end):
+            rest(queues, memory, rank)
         return -1.0, False
+    apart = memory.pools[memory.pool_of[first], APART] == 1
     for rank in range(first, end):
         sums = queues.sums[rank]
         quiet &= sums[READ] == 0 and sums[LOST] == 0 and sums[DECODING] == queues.running[rank]
         quiet &= queues.seen[rank] == queues.waiting[rank]
+        quiet &= not apart or queues.waiting[rank] == 0 or queues.counts[rank, FULL] == 1
     if len(routing.experts) > 0:
         quiet, seconds = False, pass_layers(queues, memory, tables, routing, first, table)
     else:
@@ -171,6 +179,8 @@ def _most_quiet(queues, memory, first, end):
 def _advance(queues, memory, records, rank, steps, now):
     """Tokens of so many steps for all that run at a rank; where tokens are recorded, of one step that ends now."""
     jobs = memory.jobs
+    if queues.running[rank] > 0:
+        queues.counts[rank, DECAYS] += steps
     for at in range(queues.running[rank]):
         row = queues.seats[rank, at]
         if len(records.token_times) > 0:

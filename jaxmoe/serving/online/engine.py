@@ -1,7 +1,7 @@
 """Engines with continuous batching, how many there are, and how requests are spread over them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -11,16 +11,42 @@ from jaxmoe.serving.online.requests import Requests
 Router = Literal["round_robin", "least_loaded"]
 
 
+class Reserve(NamedTuple):
+    """What SGLang keeps free for tokens to come before it reads a prompt, with its defaults.
+
+    A request begins if it fits, with all of its output and a block, into what is free less what is kept: for those that
+    decode a ratio of their further tokens, for those that begin with it all of theirs. Of further tokens `most` count
+    at most. Once one that waits does not fit, or finds no seat, none is looked at until fewer decode. The ratio is
+    `first`, less `decay` for each step that decodes, and `least` at last. Where the next tokens find no room, the
+    request with the shortest output so far is retracted (of equals the longest prompt, then the last to be admitted)
+    until they do: it waits behind all others and is read anew. The ratio is then that part of their outputs which those
+    left will have after `steps_ahead` more. An engine with nothing to do begins anew.
+
+    Source: SGLang's `PrefillAdder`, `retract_decode` and `update_running_batch`, at its defaults. It knows outputs by
+    `max_new_tokens`, which is here what a request will have. Its own outputs are still in the cache when a retracted
+    request is read anew, if they were not overwritten; SGLang keeps its prompt alone.
+    """
+
+    first: float = 0.7
+    least: float = 0.098
+    decay: float = 0.602 / 600  # from the first to the least in 600 steps
+    steps_ahead: int = 20
+    most: int = 4096  # tokens
+
+
+SGLANG = Reserve()
+
+
 @dataclass(frozen=True)
 class Engine:
     """Settings of one engine: `ranks` data-parallel ranks that step together, each with seats, KV blocks and a queue.
 
     `vllm` reads prompts and decodes in one step, as vLLM's V1 scheduler does. `sglang` reads prompts in steps of their
-    own, before anything is decoded, as SGLang does by default. `token_budget` is vLLM's `max_num_batched_tokens`,
-    SGLang's `chunked_prefill_size`, of each rank. With `lookahead` a batch is made as soon as the step before it
-    begins, as vLLM's asynchronous scheduling does by default: who comes during a step waits for the step after the
-    next, and who leaves after a step holds seat and blocks until the next has begun. Raises `InputError` for sizes
-    that serve nothing.
+    own, before anything is decoded, as SGLang does by default, if what it would `reserve` is free. `token_budget` is
+    vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`, of each rank. With `lookahead` a batch is made as
+    soon as the step before it begins, as vLLM's asynchronous scheduling does by default: who comes during a step waits
+    for the step after the next, and who leaves after a step holds seat and blocks until the next has begun. Raises
+    `InputError` for sizes that serve nothing.
     """
 
     batching: Literal["vllm", "sglang"] = "vllm"
@@ -32,6 +58,7 @@ class Engine:
     prefix_cache: bool = False
     lookahead: bool = False
     longest: int | None = None  # tokens of a prompt with its output; none: any
+    reserve: Reserve = SGLANG
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "seats", "ranks", "kv_blocks", "block_tokens", "longest"):
@@ -101,15 +128,28 @@ class Fleet:
         """Engines, with those of a decode pool."""
         return self.engines + (self.decode.engines if self.decode else 0)
 
+    @property
+    def pools(self) -> list[Engine]:
+        """An engine of each pool."""
+        return [self.engine, *([self.decode.engine] if self.decode else [])]
+
+    @property
+    def reserves(self) -> list[Reserve]:
+        """What an engine of each pool keeps free: for a single token where it only reads prompts."""
+        first = self.engine.reserve
+        return [first._replace(most=1), self.decode.engine.reserve] if self.decode else [first]
+
     def check(self, requests: Requests) -> None:
         """Raise `InputError` for requests that can never be served, and prefixes that blocks do not divide."""
-        pools = [("engine", self.engine)] + ([("decode.engine", self.decode.engine)] if self.decode else [])
-        for key, engine in pools:
+        for key, engine in zip(("engine", "decode.engine"), self.pools, strict=False):
             size = requests.prompt + requests.output
             reads_only = self.decode is not None and key == "engine"
             held = requests.prompt if reads_only else size - 1  # the last token's KV is not needed
+            blocks = -(-held // engine.block_tokens)
+            if engine.batching == "sglang":  # which keeps more free than that token and a block
+                blocks = (held + 1) // engine.block_tokens + 2
             _check_size(size, engine.longest, f"{key}.longest", "tokens")
-            _check_size(-(-held // engine.block_tokens), engine.kv_blocks, f"{key}.kv_blocks", "blocks")
+            _check_size(blocks, engine.kv_blocks, f"{key}.kv_blocks", "blocks")
             if engine.prefix_cache and len(requests.prefix_blocks) and requests.prefix_tokens % engine.block_tokens:
                 raise InputError(
                     f"{key}.block_tokens is {engine.block_tokens}; expected a divisor of the {requests.prefix_tokens} "

@@ -124,6 +124,16 @@ def found(memory, rank, row):
 
 @njit(cache=True, nogil=True)
 @no_type_check
+def idle(memory, last, most):
+    """Blocks up to `last` that nobody holds; of more than `most`, one more."""
+    count, block = 0, last
+    while block != NONE and memory.blocks[block, HOLDERS] == 0 and count <= most:
+        count, block = count + 1, memory.blocks[block, BEFORE]
+    return count
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
 def grow(memory, rank, row, tokens, hits, last):
     """Hold the `hits` blocks up to `last`, and blocks for so many tokens; False, and no change, without room."""
     pool, jobs, blocks = memory.pool_of[rank], memory.jobs, memory.blocks
@@ -136,12 +146,10 @@ def grow(memory, rank, row, tokens, hits, last):
         memory.used[rank] += new
         jobs[row, HELD] += new
         return True
-    idle, block = 0, last
-    while block != NONE and blocks[block, HOLDERS] == 0:
-        idle, block = idle + 1, blocks[block, BEFORE]
-        if idle > room:
-            return False
-    memory.used[rank] += new + idle
+    unheld = idle(memory, last, room)
+    if unheld > room:
+        return False
+    memory.used[rank] += new + unheld
     block = last
     while block != NONE:
         if blocks[block, HOLDERS] == 0:

@@ -9,7 +9,16 @@ from jaxmoe.serving.online.buffering import RequestBuffering
 from jaxmoe.serving.online.changes import Change, check_changes
 from jaxmoe.serving.online.compiled import Clock, run
 from jaxmoe.serving.online.compiled_buffering import routing_of
-from jaxmoe.serving.online.compiled_rank import FINISH, FIRST_TOKEN, QUEUED, SCHEDULED, SENT, SUM_COLUMNS, Queues
+from jaxmoe.serving.online.compiled_rank import (
+    COUNT_COLUMNS,
+    FINISH,
+    FIRST_TOKEN,
+    QUEUED,
+    SCHEDULED,
+    SENT,
+    SUM_COLUMNS,
+    Queues,
+)
 from jaxmoe.serving.online.compiled_step import LOGGED, Records
 from jaxmoe.serving.online.engine import Engine, Fleet
 from jaxmoe.serving.online.kv_blocks import (
@@ -70,7 +79,7 @@ def serve(
     numbers = {each: at for at, each in enumerate(dict.fromkeys([*first_tables, *(each.table for each in changes)]))}
     clock = _clock(requests, fleet, engines, [numbers[each] for each in first_tables], changes, numbers)
     memory = _memory(requests, fleet, ranks)
-    queues = _queues(len(requests), ranks)
+    queues = _queues(len(requests), fleet, ranks)
     token_starts = np.concatenate([[0], np.cumsum(requests.output)]) if token_times else np.zeros(0, np.int64)
     log = len(engines) + (LOG if goes_on is None else LOOK) if steps or goes_on else 0
     records = Records(
@@ -158,7 +167,7 @@ def _clock(
     )
 
 
-def _queues(requests: int, ranks: Sequence[Engine]) -> Queues:
+def _queues(requests: int, fleet: Fleet, ranks: Sequence[Engine]) -> Queues:
     return Queues(
         waiting=np.zeros(len(ranks), np.int64),
         head=np.zeros(len(ranks), np.int64),
@@ -169,12 +178,14 @@ def _queues(requests: int, ranks: Sequence[Engine]) -> Queues:
         leaving=np.zeros(len(ranks), np.int64),
         seats=np.zeros((len(ranks), min(max(rank.seats for rank in ranks), requests)), np.int64),
         sums=np.zeros((len(ranks), SUM_COLUMNS), np.int64),
+        rules=np.array(fleet.reserves, float),
+        ratio=np.array([rank.reserve.first for rank in ranks]),
+        counts=np.zeros((len(ranks), COUNT_COLUMNS), np.int64),
         moments=np.full((requests, 5), -1.0),
     )
 
 
 def _memory(requests: Requests, fleet: Fleet, ranks: Sequence[Engine]) -> KvMemory:
-    pools = [fleet.engine, *([fleet.decode.engine] if fleet.decode else [])]
     cached = np.array([rank.kv_blocks if rank.prefix_cache else 0 for rank in ranks])
     places = np.array([1 << int(2 * size).bit_length() if size else 0 for size in cached])
     ends, firsts = np.cumsum(cached), np.cumsum(cached) - cached
@@ -185,7 +196,7 @@ def _memory(requests: Requests, fleet: Fleet, ranks: Sequence[Engine]) -> KvMemo
     first_segment, segments = _segments(requests) if cached.any() else (np.zeros(len(requests) + 1, np.int64),) * 2
     return KvMemory(
         jobs=_jobs(requests),
-        pools=np.array([_pool(engine, requests) for engine in pools], np.int64),
+        pools=np.array([_pool(engine, requests) for engine in fleet.pools], np.int64),
         pool_of=np.repeat(
             [0, 1], [fleet.engines * fleet.engine.ranks, len(ranks) - fleet.engines * fleet.engine.ranks]
         ),
