@@ -1,7 +1,10 @@
 """Extras of this package that are not installed: the command that installs one, here."""
 
 from importlib.metadata import requires
+from importlib.util import find_spec
 from pathlib import Path
+
+from jaxmoe.errors import InputError
 
 
 def install_command(extra: str, package: str) -> str:
@@ -16,6 +19,12 @@ def install_command(extra: str, package: str) -> str:
     if (clone / "pyproject.toml").is_file():
         return f"pip install '{'.' if clone == Path.cwd() else clone}[{extra}]'"
     return "pip install " + " ".join(f"'{each}'" for each in needed)
+
+
+def check_parquet(command: str = "jaxmoe sweep") -> None:
+    """Raise `InputError` where the package that writes results of many points is missing."""
+    if find_spec("pyarrow") is None:
+        raise InputError(f"{command} needs pyarrow; install it with: {install_command('sweep', 'pyarrow')}")
 
 
 def _needed(extra: str) -> list[str]:

@@ -17,6 +17,7 @@ from jaxmoe.cli.group_commands import plan_app, trace_app
 from jaxmoe.cli.serve_commands import serve, serve_best, serve_rates
 from jaxmoe.cli.session import command_line, errors_told, in_paragraphs, runs, session, tell_model
 from jaxmoe.config import ConfigError, commented, new_scenario
+from jaxmoe.extras import check_parquet
 from jaxmoe.files import atomic_write
 from jaxmoe.sweep.study import read_study
 
@@ -188,7 +189,7 @@ def network_profile(
 
 
 @app.command()
-@runs("sweep", check=read_study, resumes=True)
+@runs("sweep", check=lambda path: (check_parquet(), read_study(path)), resumes=True)
 def sweep(
     config: options.StudyFile,
     out: options.Out,

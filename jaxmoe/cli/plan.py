@@ -84,7 +84,7 @@ def place(
 def _print_placed(ratios: dict[str, Any], title: str) -> None:
     """Busiest rank over the mean, as means over layers and windows."""
     table = new_table(
-        f"{title}: busiest rank over the mean",
+        f"{title}: busiest rank over the mean, mean over layers and windows",
         "evaluated on",
         (name.replace("_", " ") for name in ratios["same_loads"]),
     )

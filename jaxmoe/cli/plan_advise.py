@@ -28,6 +28,9 @@ from jaxmoe.tune.replica_placement import ReplicaProblem
 from jaxmoe.units import GIGA
 
 
+BALANCE = "balance of ranks, mean over layers and later windows of a step or more, and memory"
+
+
 @dataclass(frozen=True)
 class Asked:
     """The options of `jaxmoe plan place --machine`."""
@@ -203,7 +206,7 @@ def _print_balance(advice: Advice) -> None:
     measures = {"max/mean": "max_over_mean", "mean/max": "mean_over_max", "(max-mean)/mean": "excess_over_mean"}
     columns = {told: [f"{each.balance[key]:.3f}" for each in outcomes] for told, key in measures.items()}
     columns["GB a rank"] = aligned((each.rank_bytes / GIGA for each in outcomes), 3)
-    _print_columns("balance of loads, and memory", "action", [each.action.name for each in outcomes], columns)
+    _print_columns(BALANCE, "action", [each.action.name for each in outcomes], columns)
 
 
 def _print_alternatives(others: dict[str, float]) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from jaxmoe.cli import options
 from jaxmoe.cli.session import runs
+from jaxmoe.extras import check_parquet
 from jaxmoe.sweep.study import read_study
 
 KernelProfile = Annotated[
@@ -42,7 +43,7 @@ def serve(
     """
 
 
-@runs("serve_rates", scenario=True, resumes=True)
+@runs("serve_rates", scenario=True, check=lambda _: check_parquet("jaxmoe serve rates"), resumes=True)
 def serve_rates(
     config: options.Config,
     rates: Rates,

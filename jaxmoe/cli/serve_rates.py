@@ -15,10 +15,11 @@ from jaxmoe.experiment.serving import COLUMNS, Serving, answers, ends_late, row_
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.extras import check_parquet
 from jaxmoe.files import write_table
 from jaxmoe.report import plot_rates
 from jaxmoe.report.style import digits
-from jaxmoe.sweep.chunks import MANIFEST, POINTS, ChunkFiles, check_installed
+from jaxmoe.sweep.chunks import MANIFEST, POINTS, ChunkFiles
 from jaxmoe.sweep.served import written
 
 MILLI = 1e-3
@@ -34,7 +35,7 @@ def run(
     profile: Path | None,
 ) -> None:
     """Serve the scenario's requests at each rate that the folder does not have yet."""
-    check_installed("jaxmoe serve rates")
+    check_parquet("jaxmoe serve rates")
     if (folder.path / MANIFEST).exists():  # whose files would count as damaged
         raise OptionError(f"--out: {folder.path} holds results of a sweep; give another folder")
     wanted = _rates(rates)

@@ -124,6 +124,7 @@ def draw_map(study: Study, axes: tuple[str, str], won: Sequence[Winner], path: P
         x,
         y,
         [winner.row["strategy"] for winner in won],
+        np.array([winner.behind for winner in won]),
         (label_of(axes[0]), label_of(axes[1])),
         (_is_logarithmic(study, axes[0], x), _is_logarithmic(study, axes[1], y)),
         f"{study.config.name}: best strategy by {study.config.metrics[0]}{beside}",

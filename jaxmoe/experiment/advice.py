@@ -77,7 +77,7 @@ class ActionOutcome:
     layer_seconds: float  # mean of a layer with experts
     moving: float  # s of moving in a window
     bytes_moved: float  # in a window
-    balance: dict[str, float]
+    balance: dict[str, float]  # means over layers and windows, as `plan place` tells them
     rank_bytes: float  # of experts in memory
     history: Int[np.ndarray, "window layer slot"]  # slots in every window
 
@@ -161,7 +161,7 @@ def _outcome(
     policy = Policy("keep") if action.every is None else Policy("tuned", action.every, moves=case.moves // 4)
     run = rebalanced(problem, after, before, start, policy, case.steps, case.seed)
     others = 0.0 if beside is None else float(beside(jnp.asarray(float(tokens))).total)
-    loads = after.mean(axis=0)
+    loads = [loads_of_slots(held, window, ranks) for held, window in zip(run.slots, after, strict=True)]
     seconds = token_seconds(model, run.slots, after, tokens, top_k, case.seed)
     return ActionOutcome(
         action,
@@ -170,7 +170,7 @@ def _outcome(
         float(seconds.mean() / layers),
         float(run.moving.mean()),
         float(run.experts.mean() * size),
-        balance(loads_of_slots(run.slots[-1], loads, ranks)),
+        balance(np.concatenate(loads)),
         per_rank * layers * size,
         run.slots,
     )

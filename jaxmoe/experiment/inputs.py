@@ -14,6 +14,7 @@ from jaxmoe.config import (
     Scenario,
     build_layer_model,
     build_model,
+    build_topology,
     load_model,
     load_scenario,
 )
@@ -155,8 +156,13 @@ class Inputs:
 
 
 def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | None, layers: str | None) -> Inputs:
-    """Read and check all inputs of a run but plans. Raises `ConfigError`, `TraceError` or `OptionError`."""
-    return inputs_of(load_scenario(config, overrides or ()), trace, layers)
+    """Read and check all inputs of a run but plans, which is also replayed.
+
+    Raises `ConfigError`, `TraceError` or `OptionError`.
+    """
+    scenario = load_scenario(config, overrides or ())
+    check_paths(scenario)
+    return inputs_of(scenario, trace, layers)
 
 
 def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None = None) -> Inputs:
@@ -201,6 +207,26 @@ def check_memory(scenario: Scenario, count: int, called: str, lower: str, moe: M
         raise OptionError(
             f"{count} {called} of {tokens} tokens need about {needed / 1e9:.0f} GB, and the memory is "
             f"{there / 1e9:.0f} GB; lower {lower} or workload.batch_tokens, or choose some layers with --layers"
+        )
+
+
+# What the simulator's lists of all paths take for each link of one, also of those along the other direction first, B.
+PATH_LINK = 48
+
+
+def check_paths(scenario: Scenario) -> None:
+    """Refuse a mesh whose paths memory does not hold, all of which the event simulator lists, before any work.
+
+    Raises `OptionError`.
+    """
+    topology = build_topology(scenario.hardware)
+    hops = 1 if topology.grid is None else sum((side - 1 / side) / 3 for side in topology.grid)  # of two nodes, mean
+    needed, there = PATH_LINK * topology.num_nodes**2 * hops, device_memory()
+    if needed > there:
+        raise OptionError(
+            f"hardware has {topology.num_nodes} nodes; all paths between them, for the event simulator, need about "
+            f"{needed / 1e9:.0f} GB, and the memory is {there / 1e9:.0f} GB; take fewer nodes, or jaxmoe sweep, which "
+            "simulates nothing"
         )
 
 

@@ -13,7 +13,7 @@ from jaxmoe.config.networks import WafersConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.gating import drawn_sequences
-from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs, check_memory
+from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs, check_memory, check_paths
 from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy
@@ -143,13 +143,14 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
 
 
 def check_iterations(scenario: Scenario, recorded: Path | None, layers: str | None) -> None:
-    """Refuse iterations that memory or a trace that is still to be drawn do not suffice for, before any work.
+    """Refuse iterations and machines that memory or a trace still to be drawn do not suffice for, before any work.
 
     Raises `OptionError` or `TraceError`.
     """
     workload, count = scenario.workload, scenario.evaluation.iterations
     moe = build_model(scenario.model)
     check_memory(scenario, count, "iterations", "--iterations (evaluation.iterations)", moe, layers)
+    check_paths(scenario)
     sequences = drawn_sequences(workload) if recorded is None else None
     if scenario.system.keeps_requests and sequences is not None:
         request_windows(*sequences, workload.batch_tokens, count)

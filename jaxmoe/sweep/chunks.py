@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jaxmoe.experiment.metrics import Row
-from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.sweep.points import Space, SweepError
 
@@ -24,12 +22,6 @@ POINTS, MANIFEST, STUDY = "points", "manifest.json", "study.yaml"
 KINDS = {"busiest_index": "int64", "comparable": "bool_"}  # of columns; others hold text or float64
 
 version_of = cache(version)
-
-
-def check_installed(command: str = "jaxmoe sweep") -> None:
-    """Raise `SweepError` where the package that writes results is missing."""
-    if find_spec("pyarrow") is None:
-        raise SweepError(f"{command} needs pyarrow; install it with: {install_command('sweep', 'pyarrow')}")
 
 
 class ChunkFiles:

@@ -8,8 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from jaxmoe.extras import check_parquet
 from jaxmoe.files import atomic_write
-from jaxmoe.sweep.chunks import check_installed, writing
+from jaxmoe.sweep.chunks import writing
 
 CHUNKS = "chunks"
 Columns = dict[str, list[Any]]
@@ -25,7 +26,7 @@ class Chunks:
 
     def __post_init__(self) -> None:
         if self.folder is not None:
-            check_installed()
+            check_parquet()
 
     def columns(self, identity: Iterable[bytes], made: Callable[[], Columns]) -> Columns:
         """The columns of a chunk: those of its file, or what `made` returns, which is written."""

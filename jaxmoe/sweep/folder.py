@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.experiment.metrics import Row, column_of, columns, is_finite
+from jaxmoe.extras import check_parquet
 from jaxmoe.sweep.analysis import Winner, pareto, winners
-from jaxmoe.sweep.chunks import MANIFEST, POINTS, STUDY, check_installed
+from jaxmoe.sweep.chunks import MANIFEST, POINTS, STUDY
 from jaxmoe.sweep.point import Point
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.sweep.results import AFTER, ELASTICITIES
@@ -87,7 +88,7 @@ class SweepFolder:
 
 def read_sweep(path: Path) -> SweepFolder:
     """Read a sweep's folder, also of a sweep that was stopped. Raises `SweepError` where there is nothing to read."""
-    check_installed()
+    check_parquet()
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         _ = [*manifest["metrics"]], manifest["study"]

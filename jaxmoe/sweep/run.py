@@ -13,10 +13,11 @@ from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.config.keys import is_number
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Row, is_finite, parts_of, unstated
+from jaxmoe.extras import check_parquet
 from jaxmoe.registry import METRICS
 from jaxmoe.run_folders import locked
 from jaxmoe.sweep.analysis import best
-from jaxmoe.sweep.chunks import check_installed, writing
+from jaxmoe.sweep.chunks import writing
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.compile_groups import Group, Refused, groups_of
 from jaxmoe.sweep.evaluation import Measured, SweepEvaluator, resources
@@ -64,7 +65,7 @@ def run_sweep(
     beside the study's own: of all of them, some machine has to state what they need. `ray` is the address of a Ray
     cluster that evaluates chunks, or "local" for one of this machine; without it, this process does.
     """
-    check_installed()
+    check_parquet()
     if ray:
         if study.has_systems:
             raise SweepError(f"--ray evaluates strategies, but {study.path} has systems; leave --ray out")

@@ -19,9 +19,10 @@ from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Row
 from jaxmoe.experiment.serving import COLUMNS, Serving, answers, row_of
 from jaxmoe.experiment.serving_inputs import ServingReader
+from jaxmoe.extras import check_parquet
 from jaxmoe.run_folders import locked
 from jaxmoe.sweep.analysis import is_efficient
-from jaxmoe.sweep.chunks import ChunkFiles, check_installed, check_study, version_of, write_study, writing
+from jaxmoe.sweep.chunks import ChunkFiles, check_study, version_of, write_study, writing
 from jaxmoe.sweep.point import Point
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import cell, text_columns
@@ -81,7 +82,7 @@ def sweep_served(study: Study, folder: Path, progress: Progress) -> ServedSweep:
 
     Raises `SweepError` where the study asks for layers or the folder is of another one, and where no point can be.
     """
-    check_installed()
+    check_parquet()
     check_serving(study)
     with locked(folder):
         return _sweep(study, folder, progress)

@@ -13,6 +13,7 @@ import pytest
 from jaxmoe.config import load_scenario
 from jaxmoe.config.files import shipped_names
 from jaxmoe.experiment import inputs
+from jaxmoe.experiment.inputs import check_paths
 from jaxmoe.experiment.simulation import check_iterations
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +90,23 @@ def test_batches_that_memory_does_not_hold_are_told_before_a_trace_is_drawn(run,
     assert done.exit_code == 2
     assert "1000000000 batches of 128 tokens need about" in " ".join(done.stderr.split())
     assert "lower evaluation.batches" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("verb", "scenario"), [("evaluate", "quickstart"), ("simulate", "expert_streaming/hd_moe_2x2")]
+)
+def test_a_mesh_whose_paths_memory_does_not_hold_is_told_before_a_trace_is_drawn(
+    run, verb, scenario, tmp_path, monkeypatch
+):
+    """64 x 64 nodes: 4096 squared pairs, 2 (64 - 1/64) / 3 links each on average, 48 B each."""
+    monkeypatch.setattr(inputs, "drawn_trace", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(inputs, "device_memory", lambda: 24e9)
+    done = run(verb, scenario, "--set", "hardware.mesh_shape=[64,64]", "--out", tmp_path / "out")
+    assert done.exit_code == 2, done.output
+    told = "hardware has 4096 nodes; all paths between them, for the event simulator, need about 34 GB"
+    assert told in " ".join(done.stderr.split())
+    monkeypatch.setattr(inputs, "device_memory", lambda: 35e9)
+    check_paths(load_scenario(scenario, ["hardware.mesh_shape=[64,64]"]))
 
 
 def test_a_trace_that_memory_does_not_hold_is_told_before_it_is_drawn(run, tmp_path):

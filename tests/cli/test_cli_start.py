@@ -49,6 +49,18 @@ def test_help_and_wrong_keys_are_told_without_jax(pytestconfig, tmp_path):
     assert told == expected, done.stderr
 
 
+def test_a_sweep_without_parquet_is_told_before_jax(pytestconfig, tmp_path):
+    known = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: n != 'pyarrow' and f(n, *a)\n"
+    commands = [
+        f"sweep studies/dse/quickstart.yaml --out {tmp_path / 'sweep'}",
+        f"serve rates served/qwen3-30b-a3b_rtxpro6000_2 --rates 2 --out {tmp_path / 'rates'}",
+    ]
+    call = [sys.executable, "-c", known + SCRIPT, *commands]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=pytestconfig.rootpath)
+    assert done.stdout.splitlines()[-2:] == [f"2 [] after {command}" for command in commands], done.stderr
+    assert done.stderr.count("needs pyarrow; install it with: pip install '") == 2
+
+
 @pytest.mark.parametrize(("given", "level"), [({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")])
 def test_what_xla_tells_its_developers_stays_off_the_screen_unless_asked_for(given, level):
     script = "import os, sys; from jaxmoe.cli.app import main; sys.argv = ['jaxmoe', '--version']\ntry: main()\n"
