@@ -50,7 +50,8 @@ def test_help_and_wrong_keys_are_told_without_jax(pytestconfig, tmp_path):
 
 
 def test_a_sweep_without_parquet_is_told_before_jax(pytestconfig, tmp_path):
-    known = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: n != 'pyarrow' and f(n, *a)\n"
+    known = "import importlib.util as u; f = u.find_spec\n"
+    known += "u.find_spec = lambda name, *a: None if name == 'pyarrow' else f(name, *a)\n"
     commands = [
         f"sweep studies/dse/quickstart.yaml --out {tmp_path / 'sweep'}",
         f"serve rates served/qwen3-30b-a3b_rtxpro6000_2 --rates 2 --out {tmp_path / 'rates'}",

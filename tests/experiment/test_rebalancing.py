@@ -155,10 +155,14 @@ def test_the_advised_action_is_the_best_of_those_simulated(case_of, skew, drifti
 
 def test_flat_and_still_loads_are_left_alone(case_of):
     # Where copies are picked evenly: the nearest ones would save traffic even of flat loads.
-    advice = advise(replace(case_of(), choice="even"), windows_of(0.0, False, 8, 3))
+    windows = windows_of(0.0, False, 8, 3)
+    advice = advise(replace(case_of(), choice="even"), windows)
     assert not advice.chosen.action.placed, advice.sentence
     assert "Leave the placement as it is" in advice.sentence
     assert advice.gain == 0.0
+    ranks = windows[4:].reshape(4, LAYERS, RANKS, 2).sum(axis=3)  # of each later window, not of their mean
+    ratio = (ranks.max(axis=2) / ranks.mean(axis=2)).mean()
+    assert advice.outcomes[0].balance["max_over_mean"] == pytest.approx(ratio)
 
 
 def advised_of(gains, tokens=256.0):
