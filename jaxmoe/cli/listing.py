@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -15,17 +16,23 @@ from jaxmoe.methods.settings import METHODS, STATEMENTS
 from jaxmoe.placement.exchange import EXCHANGES, Gather, Registered, exchange_of
 from jaxmoe.registry import ENGINES, LOADS, TRACES, Registry, example_of
 
-WIDTH = 120  # of the list of parts
+WIDTH = 120  # of the list of parts, where neither a terminal nor COLUMNS says
+INDENT = 4  # of the further lines of one that a terminal is too narrow for
 
 Line = tuple[str, str]
 """A name, and what it stands for."""
 
 
 def run(kind: str | None) -> None:
-    """Print every part by kind, or the lines of one kind. Raises `ConfigError` for an unknown one."""
+    """Print every part by kind, or the lines of one kind, as wide as the terminal. What is piped has a line for each.
+
+    Raises `ConfigError` for an unknown kind.
+    """
+    columns = shutil.get_terminal_size((WIDTH, 0)).columns
+    wrapped = textwrap.TextWrapper(columns, subsequent_indent=" " * INDENT, break_on_hyphens=False)
     if kind is None:
         for name, parts in _every():
-            typer.echo("\n".join(textwrap.wrap(f"{name}: {parts}", WIDTH, subsequent_indent="  ")))
+            typer.echo(wrapped.fill(f"{name}: {parts}"))
         typer.echo(f"A line for each: jaxmoe list {'|'.join(KINDS)}")
         return
     if kind not in KINDS:
@@ -33,7 +40,8 @@ def run(kind: str | None) -> None:
     lines = [*KINDS[kind]()]
     width = max(len(name) for name, _ in lines)
     for name, about in lines:
-        typer.echo(f"{name:{width}}  {about}".rstrip())
+        line = f"{name:{width}}  {about}".rstrip()
+        typer.echo(wrapped.fill(line) if sys.stdout.isatty() else line)
 
 
 def _every() -> Iterator[Line]:

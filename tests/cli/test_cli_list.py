@@ -1,8 +1,12 @@
 """`jaxmoe list KIND`: a line for each of what can be named, and nothing that cannot be."""
 
+import sys
+
 import pytest
 
+from jaxmoe.cli import listing
 from jaxmoe.config import load_hardware, load_model, load_scenario
+from jaxmoe.config.files import shipped_names
 from jaxmoe.placement.exchange import Registered, exchange_of
 from jaxmoe.registry import ENGINES, TRACES
 
@@ -62,3 +66,17 @@ def test_an_unknown_kind_is_one_clear_error(run):
     done = run("list", "machine")
     assert done.exit_code == 2
     assert "KIND is 'machine', expected one of machines, models, scenarios" in " ".join(done.stderr.split())
+
+
+def test_lists_are_as_wide_as_the_terminal_and_piped_lines_are_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    listing.run(None)
+    assert 60 < max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    listing.run("machines")
+    piped = capsys.readouterr().out.splitlines()
+    assert len(piped) == len(shipped_names("hardware"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    listing.run("machines")
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 80 < max(map(len, piped))
+    assert " ".join(told.split()) == " ".join(" ".join(piped).split())
