@@ -36,7 +36,7 @@ from jaxmoe.units import GIGA
 HERE = Path(__file__).resolve().parent
 SERVED = 240.0  # s
 MOST, RATES = 150.0, (60.0, 90.0)  # requests/s that are drawn, and of these served
-SKEWS, DRIFTS, SEEDS = (0.75, 1.5), (120, 1200), (0, 1)  # of the logarithm of a subject's popularity; s
+SKEWS, DRIFTS, SEEDS = (0.75, 1.5), (120, 1200), (0, 1, 2, 3, 4)  # of the logarithm of a subject's popularity; s
 TOLERANCE = 0.03  # of highest rates
 HOPS = jnp.ones((DEVICES, DEVICES)) - jnp.eye(DEVICES)  # all GPUs are behind one switch
 

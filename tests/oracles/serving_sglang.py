@@ -1,8 +1,7 @@
 """One data-parallel rank of SGLang in plain Python: prompts before decoding, and memory kept for outputs to come.
 
 Follows `get_next_batch_to_run` of its scheduler, `PrefillAdder` and `retract_decode`, with chunked prefill, no mixed
-chunks, and requests first come first served. Left out: whole blocks at the end of chunks, and that outputs of those
-who are retracted are not cached.
+chunks, and requests first come first served. Left out: chunks that end with whole blocks.
 """
 
 from jaxmoe.serving.online.engine import Engine, Reserve
@@ -53,6 +52,13 @@ class SglangRank(Rank):
         if not self.reads:
             self._decode()
         return admitted
+
+    def unseat(self, job: Job) -> None:
+        """Take seat and blocks from a request; of its text the cache keeps what is of its prompt alone."""
+        for block in job.blocks[job.prompt // self.size :]:
+            self.blocks.cached.pop(block.name, None)
+            block.name = None
+        super().unseat(job)
 
     def _own(self) -> list[Job]:
         return [job for job in self.running if job not in self.leaving]

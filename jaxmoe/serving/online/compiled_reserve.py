@@ -17,6 +17,7 @@ from jaxmoe.serving.online.kv_blocks import (
     OUTPUT,
     PAUSED,
     PROMPT,
+    forget_output,
     idle,
 )
 
@@ -82,7 +83,9 @@ def retract(queues, memory, rank):
     jobs, counts, pool, lost = memory.jobs, queues.counts, memory.pool_of[rank], False
     size, total = memory.pools[pool, BLOCK_TOKENS], memory.pools[pool, BLOCKS]
     while total != NONE and _blocks_needed(queues, memory, rank, size) > total - memory.used[rank]:
-        push_last(queues, memory, rank, unseat(queues, memory, rank, _least_done(queues, jobs, rank)))
+        at = _least_done(queues, jobs, rank)
+        forget_output(memory, rank, queues.seats[rank, at])
+        push_last(queues, memory, rank, unseat(queues, memory, rank, at))
         lost = True
     running = queues.running[rank] - queues.leaving[rank]
     if running < counts[rank, BATCH]:

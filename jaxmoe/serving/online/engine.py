@@ -19,12 +19,12 @@ class Reserve(NamedTuple):
     at most. Once one that waits does not fit, or finds no seat, none is looked at until fewer decode. The ratio is
     `first`, less `decay` for each step that decodes, and `least` at last. Where the next tokens find no room, the
     request with the shortest output so far is retracted (of equals the longest prompt, then the last to be admitted)
-    until they do: it waits behind all others and is read anew. The ratio is then that part of their outputs which those
-    left will have after `steps_ahead` more. An engine with nothing to do begins anew.
+    until they do: it waits behind all others and is read anew, but for what the cache has of its prompt. The ratio is
+    then that part of their outputs which those left will have after `steps_ahead` more. An engine with nothing to do
+    begins anew.
 
     Source: SGLang's `PrefillAdder`, `retract_decode` and `update_running_batch`, at its defaults. It knows outputs by
-    `max_new_tokens`, which is here what a request will have. Its own outputs are still in the cache when a retracted
-    request is read anew, if they were not overwritten; SGLang keeps its prompt alone.
+    `max_new_tokens`, which is here what a request will have. Its chunks end with whole blocks, here they need not.
     """
 
     first: float = 0.7

@@ -259,6 +259,21 @@ def _leave_queue(memory, rank, block):
 
 @njit(cache=True, nogil=True)
 @no_type_check
+def forget_output(memory, rank, row):
+    """The cache loses blocks of a request that are not of its prompt alone."""
+    jobs, blocks, own = memory.jobs, memory.blocks, -2 - row
+    first = jobs[row, PROMPT] // memory.pools[memory.pool_of[rank], BLOCK_TOKENS]
+    block, named = jobs[row, LAST], False
+    while block != NONE and blocks[block, INDEX] >= first:
+        named |= blocks[block, SEGMENT] == own
+        blocks[block, SEGMENT] = NONE
+        block = blocks[block, BEFORE]
+    if named:
+        jobs[row, OWN] = block if block != NONE and blocks[block, SEGMENT] == own else NONE
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
 def release(memory, rank, row):
     """Let go of all blocks of a request, the last first."""
     jobs, blocks = memory.jobs, memory.blocks
