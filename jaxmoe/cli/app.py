@@ -188,8 +188,13 @@ def network_profile(
     """
 
 
+def _check_sweep(study: Path) -> None:
+    check_parquet()
+    read_study(study)
+
+
 @app.command()
-@runs("sweep", check=lambda path: (check_parquet(), read_study(path)), resumes=True)
+@runs("sweep", check=_check_sweep, resumes=True)
 def sweep(
     config: options.StudyFile,
     out: options.Out,

@@ -6,7 +6,6 @@ best cuts of the machine. Every step is scored on the same selection batches, wh
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -224,8 +223,8 @@ class _Run:
             if not first:
                 segments = settings.steps // descent.SEGMENT
                 segment = descent.compiled(segments, land, states[0], batches, schedule)
-            ran = side_by_side(partial(segment, land, batches=batches, schedule=schedule), states)
-            states, seconds = zip(*ran, strict=True)
+            given = [(segment, land, state, batches, schedule) for state in states]
+            states, seconds = zip(*side_by_side(lambda call: call[0](*call[1:]), given), strict=True)
             # Few batches are noisy: the mean over a segment is not.
             history.add(first + descent.SEGMENT, np.concatenate(seconds, axis=2).mean(axis=0).min(axis=1))
             self.evaluator.progress("descent", min(first + descent.SEGMENT, settings.steps), settings.steps)
