@@ -27,6 +27,7 @@ SCRIPTS = {
         "claims",
     ),
 }
+TOLD = 3  # files that a list names of those that a table is older than
 OWN_RESUME = ("hd_moe/study", "moentwine/mapping")  # have no option for it
 
 
@@ -43,8 +44,13 @@ def command(study: str, script: str, out: Path, shared: Path) -> list[str]:
 
 def ages(study: str, out: Path) -> dict[str, str]:
     """What is told of tables that code made which has changed, and of those of which nothing is noted."""
-    changed = {name: f"is older than {', '.join(files)}" for name, files in stale(out, STUDIES / study).items()}
+    changed = {name: f"is older than {_some(files)}" for name, files in stale(out, STUDIES / study).items()}
     return changed | dict.fromkeys(unnoted(out), "has no note of what made it")
+
+
+def _some(files: list[str]) -> str:
+    more = len(files) - TOLD
+    return ", ".join(files[:TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
 def due(study: str, script: str, out: Path) -> bool:

@@ -55,11 +55,18 @@ def test_what_is_stale_or_of_unknown_age_is_told_and_a_script_without_resume_run
     for name in ("mapping", "found", "older"):
         (tmp_path / f"{name}.csv").write_text("a\n1\n")
     note = '{"command": "moentwine/mapping.py --out FOLDER", "seed": 0, "code": {%s}}'
+    many = ", ".join(f'"{at}.py": "000000"' for at in range(5))
+    (tmp_path / "many.csv").write_text("a\n1\n")
     (tmp_path / "made.json").write_text(
-        '{"mapping": %s, "found": %s}' % (note % "", note % '"mapping.py": "000000"')  # noqa: UP031
+        '{"mapping": %s, "found": %s, "many": %s}'  # noqa: UP031
+        % (note % "", note % '"mapping.py": "000000"', note % many)
     )
     told = ages("moentwine", tmp_path)
-    assert told == {"found": "is older than mapping.py", "older": "has no note of what made it"}
+    assert told == {
+        "found": "is older than mapping.py",
+        "many": "is older than 0.py, 1.py, 2.py and 2 more",
+        "older": "has no note of what made it",
+    }
     assert not due("moentwine", "mapping", tmp_path)
     (tmp_path / "found.csv").unlink()
     assert due("moentwine", "mapping", tmp_path)
