@@ -176,7 +176,7 @@ class PlannedRun(MethodRun):
         if not (self.hidden and part > 0):
             return []
         return [
-            f"{100 * part:.0f} % of the broadcasts take longer than the layer before, so they could not be hidden "
+            f"{100 * part:.3g} % of the broadcasts take longer than the layer before, so they could not be hidden "
             "behind it; with system.window: last only those that fit Eq. 17 are made"
         ]
 

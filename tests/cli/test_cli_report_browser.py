@@ -32,11 +32,11 @@ def opened(browser, run):
     """Opens the page of a folder or of several; in the end nothing may have gone wrong or been asked of a network."""
     wrong, contexts = [], []
 
-    def open_page(folder, width=1280):
+    def open_page(folder, width=1280, touch=False):
         several = folder if isinstance(folder, list) else [folder]
         assert run("report", *several).exit_code == 0
         page_file = several[0] / ("report.html" if len(several) == 1 else "compared.html")
-        context = browser.new_context(viewport={"width": width, "height": 900})
+        context = browser.new_context(viewport={"width": width, "height": 900}, has_touch=touch, is_mobile=touch)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
@@ -81,6 +81,12 @@ def test_all_figures_are_drawn_on_every_screen(opened, tmp_path, width):
         buttons = page.locator(".modebar-btn").evaluate_all("each => each.map(button => button.dataset.title)")
         assert "Zoom" in buttons
         assert not [button for button in buttons if "hare" in button]  # nothing that sends a chart away
+
+
+def test_no_buttons_lie_over_figures_where_nothing_hovers(opened, tmp_path):
+    page = opened(write_evaluated(tmp_path / "evaluated"), 390, touch=True)
+    assert page.locator(".legend").count() > 0
+    assert page.locator(".modebar-btn").count() == 0
 
 
 def test_the_gallery_shows_every_picture_on_every_screen(opened, tmp_path, pytestconfig):

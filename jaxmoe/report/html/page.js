@@ -1,7 +1,9 @@
 "use strict";
 // Draws the figures whose data stand in the page, keeps their controls, and sorts tables. No text from data is markup.
 
-const CONFIG = {displaylogo: false, responsive: true, plotlyServerURL: "", showTips: false,
+// Buttons over a figure would always hide its corner where nothing hovers, as on phones.
+const BUTTONS = matchMedia("(hover: hover)").matches ? "hover" : false;
+const CONFIG = {displayModeBar: BUTTONS, displaylogo: false, responsive: true, plotlyServerURL: "", showTips: false,
   modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d", "toggleSpikelines"]};
 const FADED = "#dedede";
 const MARK = "#00E5FF";  // outlines the busiest
