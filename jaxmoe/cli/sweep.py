@@ -14,7 +14,7 @@ from jaxmoe.cli import sweep_deployments, sweep_served
 from jaxmoe.cli.comparison_output import NONE, as_factor, new_table, print_table, print_warnings
 from jaxmoe.cli.progress import bars_of
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
+from jaxmoe.cli.sweep_answers import draw_map, label_of, map_axes, print_limits, tell_effects
 from jaxmoe.cli.sweep_tables import print_best, print_front
 from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.errors import InputError
@@ -225,7 +225,7 @@ def _print_worth(study: Study, answers: list[Elasticities]) -> None:
         having = [answer for answer in answers if key in answer.keys]
         values = np.concatenate([answer.values[:, :, answer.keys.index(key)] for answer in having])
         at = [list(METRICS).index(name) for name in metrics]
-        table.add_row(escape(key), *(_spread(values[:, index]) for index in at))
+        table.add_row(escape(label_of(key)), *(_spread(values[:, index]) for index in at))
     print_table(table)
 
 

@@ -66,12 +66,12 @@ def _print_effects(found: Sequence[Effects]) -> None:
     )
     axes = list(dict.fromkeys(axis for told in found for axis in told.axes))
     for axis in axes:
-        table.add_row(escape(axis), *(_percent(_main(told, axis)) for told in found))
+        table.add_row(escape(label_of(axis)), *(_percent(_main(told, axis)) for told in found))
     for at, axis in enumerate(axes):
         for other in axes[:at]:
             together = [_pair(told, other, axis) for told in found]
             if any(share >= WORTH_A_ROW for share in together):
-                table.add_row(escape(f"{other} with {axis}"), *map(_percent, together))
+                table.add_row(escape(f"{label_of(other)} with {label_of(axis)}"), *map(_percent, together))
     table.add_row("all the rest", *(_percent(told.rest) for told in found))
     print_table(table)
 

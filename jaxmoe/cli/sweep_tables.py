@@ -23,9 +23,8 @@ def print_best(study: Study, sweep: Sweep, bytes_told: str) -> None:
     """The best point by the first metric, a line for each of its values, and how the sweep went."""
     first, points = study.config.metrics[0], len(sweep.points)
     rate = f", {sweep.computed / sweep.seconds:.0f} a second" if sweep.computed else ""
-    went = (
-        f"{sweep.computed} of {points} points computed now{rate}; {sweep.groups} groups, {sweep.compiles} compilations"
-    )
+    made = f"{_counted(sweep.groups, 'group')}, {_counted(sweep.compiles, 'compilation')}"
+    went = f"{sweep.computed} of {points} points computed now{rate}; {made}"
     went += f", {sweep.too_large} again with fewer points at once" if sweep.too_large else ""
     best = sweep.best(first)
     table = new_table(f"{study.config.name}: best by {first} of {points} points; {bytes_told}", "key", (), went)
@@ -34,6 +33,10 @@ def print_best(study: Study, sweep: Sweep, bytes_told: str) -> None:
     for name, value in _told(study, sweep, best) if best else [("none can be compared", "")]:
         table.add_row(escape(name), escape(value))
     print_table(table)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _told(study: Study, sweep: Sweep, best: Row) -> Iterator[tuple[str, str]]:
@@ -56,7 +59,7 @@ def print_front(study: Study, rows: Sequence[Row], names: Sequence[str]) -> None
     numbered = {key: values for key in axes if (values := _whole_values(study, key))}
     notes = [f"{label_of(key)} #{at}: {_whole(each)}" for key, known in numbered.items() for at, each in known.items()]
     metrics = [metric_column(name, shown) for name in names]
-    title = f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"
+    title = f"Pareto front of {' and '.join(names)}: {_counted(len(rows), 'point')}{more}"
     table = new_table(title, "point", [escape(heading) for heading, _ in metrics], "\n".join(notes) or None)
     table.add_column("strategy", overflow="fold")
     for key in axes:

@@ -77,7 +77,7 @@ def test_effects_and_a_map(run, study, out):
     assert compute["main"][DIE] == pytest.approx(rate / (rate + strategy), rel=1e-4)
     assert compute["total"]["strategy"] == pytest.approx(strategy / (rate + strategy), rel=1e-4)
     assert sum(sum(of.values()) for of in summary["limits"].values()) == 8
-    for told in ("variance", "points by"):
+    for told in ("variance", "points by", "link bandwidth [GB/s]"):
         assert told in result.stdout
 
 
