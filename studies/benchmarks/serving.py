@@ -107,6 +107,8 @@ def rows(shared: Path) -> Iterator[Row]:
         changes = [each for key in DRAWN for each in ("--set", key)]
         used = command("serve", "rates", SCENARIO, "--rates", "60", *changes, "--out", str(folder / "many"))
         yield row("drawn, by jaxmoe serve rates", MANY, *used)
+        used = command("serve", SCENARIO, *changes, "--out", str(folder / "whole"))
+        yield row("drawn, by jaxmoe serve", MANY, *used)
     serve(recorded, Fleet(ENGINE), step_table())  # compiles
     yield row("Mooncake's", len(recorded), min(seconds(recorded) for _ in range(ROUNDS)))
     with ThreadPoolExecutor(2) as two:

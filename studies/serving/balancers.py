@@ -4,7 +4,7 @@
     python studies/serving/balancers.py --quick
 
 The engine and the drifting subjects of rebalancing.py, for four minutes. Writes balancers.csv, a row for each skew of
-subjects, drift, seed, balancer and rate: waits, what moved, and the highest rate that keeps the limits. About five
+subjects, drift, seed, balancer and rate: waits, what moved, and the highest rate that keeps the limits. About twelve
 minutes on one core; --quick, one skew, drift and seed, takes a minute. See README.md.
 """
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from drift import Subjects, read_subjects
 from rebalancing import COPIES, DEVICES, HISTORY, LENGTHS, LIMITS, SLOWER, WINDOW, Server, the_server, waits_under
+from scipy.special import stdtrit
 
 from jaxmoe.experiment.rate_trials import over_limits
 from jaxmoe.experiment.table import Row, Table, add_shared, make_tables, study_options
@@ -147,7 +148,7 @@ def meets(server: Server, come: Users, changes: Sequence[Change], rate: float) -
 
 
 def tell(rows: list[dict[str, str]]) -> None:
-    """Print means over seeds, and by how much each is over `eplb, static` of its own requests, lowest to highest."""
+    """Print means over seeds, and by how much each is over `eplb, static` of its own requests, with its interval."""
     names = ("highest_per_s", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms")
     base = {_case(row): row for row in rows if row["balancer"] == "eplb, static"}
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -159,9 +160,15 @@ def tell(rows: list[dict[str, str]]) -> None:
         said += [f"{np.mean([float(row['moved_GB']) for row in own]):.0f} GB moved"]
         for name in names:
             values = [float(row[name]) for row in own]
-            more = [100 * (float(row[name]) / float(base[_case(row)][name]) - 1) for row in own]
-            said.append(f"{name} {np.mean(values):.4g} ({min(more):+.1f} to {max(more):+.1f} %)")
+            more = np.array([100 * (float(row[name]) / float(base[_case(row)][name]) - 1) for row in own])
+            said.append(f"{name} {np.mean(values):.4g} ({more.mean():+.1f} ± {half_interval(more):.1f} %)")
         print(f"skew {skew}, drift {drift} s, {rate}/s, {balancer}, moves x{slower}: {', '.join(said)}")
+
+
+def half_interval(values: np.ndarray) -> float:
+    """Half of the 95 % interval of a mean, by Student's t; infinite for a single value."""
+    count = len(values)
+    return float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / np.sqrt(count)) if count > 1 else np.inf
 
 
 def _case(row: dict[str, str]) -> tuple[str, ...]:

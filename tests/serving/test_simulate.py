@@ -59,12 +59,16 @@ def test_sglang_begins_what_fits_with_its_output():
     assert list(served.steps.kv_blocks) == [8, 13, 15, 17, 11, 16, 18, 20]
 
 
-def test_sglang_retracts_who_has_done_least():
+@pytest.mark.parametrize(("cache", "read"), [(False, 11), (True, 5)])
+def test_sglang_retracts_who_has_done_least(cache, read):
     """Twenty-seven tokens, 25 of which hold something at 6 s, and three that decode have 5 of their outputs each: the
     longest prompt is retracted, not who came last. It waits behind the fourth, and as three quarters, (10 + 2) / 16, of
-    what the second may still have are kept by then, for one more step: 14 do not fit into 12.75."""
-    engine = Engine("sglang", kv_blocks=27, block_tokens=1, reserve=Reserve(0.0, 0.0, 0.0, steps_ahead=1))
+    what the second may still have are kept by then, for one more step: 14 do not fit into 12.75, nor 8 into 6.75. The
+    cache has its 6 tokens of prompt, not those of its output."""
+    engine = Engine("sglang", kv_blocks=27, block_tokens=1, prefix_cache=cache, reserve=Reserve(0.0, 0.0, 0.0, 1))
     served = both(requests_of((0, 6, 7), (0, 2, 9), (0.5, 5, 6), (5.5, 3, 1)), Fleet(engine))
+    assert served.steps is not None
+    assert served.steps.tokens[served.steps.start == 8] == [read]
     assert times_of(served) == [[1, 3, 4, 5, 6, 9, 10], [1, 3, 4, 5, 6, 7, 10, 11, 12], [2, 3, 4, 5, 6, 7], [8]]
     assert list(served.preemptions) == [1, 0, 0, 0]
 
