@@ -27,7 +27,7 @@ from jaxmoe.report.style import aligned, time_unit
 from jaxmoe.tune.replica_placement import ReplicaProblem
 from jaxmoe.units import GIGA
 
-BALANCE = "balance of ranks, mean over layers and later windows of a step or more, and memory"
+BALANCE = "balance of ranks, mean over layers and later windows, and memory"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
 WORTH = 0.01  # a gain below this part is not worth an action
 ERRORS = 1.0  # standard errors of a gain that counts
+WINDOWS = 4  # at least, each of a step where the gain is to be sure
 EXTRA = (1, 2)  # further slots of a rank
 EVERY = (1, 4)  # windows between two placements
 
@@ -239,10 +240,10 @@ def advise(case: Case, windows: Windows) -> Advice:
     A more complex action replaces a simpler one only if its mean gain exceeds both `WORTH` and the gain's standard
     error over windows. Raises `PlanError` for fewer than four windows.
     """
-    if len(windows) < 4:
+    if len(windows) < WINDOWS:
         raise PlanError(
-            f"the loads are of {len(windows)} window{'s' * (len(windows) != 1)}, expected 4 or more, to evaluate on "
-            "later ones; record longer, or give load counts by time, `counts` [windows, layers, experts] in an npz"
+            f"the loads are of {len(windows)} window{'s' * (len(windows) != 1)}, expected {WINDOWS} or more, to "
+            "evaluate on later ones; record longer, or give an npz with `counts` [windows, layers, experts]"
         )
     half = len(windows) // 2
     found = outcomes(case, windows[:half], windows[half:])
@@ -254,7 +255,8 @@ def advise(case: Case, windows: Windows) -> Advice:
     change = _change(case, found[0], chosen) if chosen.action.placed else (0.0, 0.0, 0.0)
     tokens = windows.sum(axis=(0, 2)).max() / build_model(case.scenario.model).top_k
     gains = [1 - each.per_token / found[0].per_token for each in ([chosen] if chosen is not found[0] else found[1:])]
-    sampled = SampledGain(max(gains, key=np.mean, default=np.zeros(half)), float(tokens), WORTH, case.seed)
+    best = max(gains, key=np.mean, default=np.zeros(half))
+    sampled = SampledGain(best, float(tokens), WORTH, case.seed, least=float(WINDOWS * case.tokens))
     return Advice(chosen, found, sampled, *change, _for_all(case, chosen, windows))
 
 

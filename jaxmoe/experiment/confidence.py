@@ -16,13 +16,15 @@ RESAMPLES = 4000
 class SampledGain:
     """Gain of one choice over another in each window, a part of the time, from a sample of so many `tokens`.
 
-    `bar`: the gain that is worth acting on.
+    `bar`: the gain that is worth acting on. `least`: tokens without which it is not sure, whatever the windows say:
+    those of less than a step are more uneven than steps are.
     """
 
     windows: Float[np.ndarray, " window"]
     tokens: float
     bar: float
     seed: int = 0
+    least: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -52,9 +54,9 @@ class SampledGain:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval leaves no doubt: a gain worth having is above 0, and any other below the bar."""
+        """Whether enough tokens leave no doubt: a gain worth having is above 0, and any other below the bar."""
         low, high = self.interval
-        return low > 0 if self.is_worth_it else high < self.bar
+        return self.tokens >= self.least and (low > 0 if self.is_worth_it else high < self.bar)
 
     @property
     def confidence(self) -> str:
@@ -69,7 +71,7 @@ class SampledGain:
         low, high = self.interval
         excluded, end = (0.0, low) if self.is_worth_it else (self.bar, high)
         distance = abs(self.mean - excluded)
-        return self.tokens * (abs(end - self.mean) / distance) ** 2 if distance else np.inf
+        return max(self.tokens * (abs(end - self.mean) / distance) ** 2, self.least) if distance else np.inf
 
     @property
     def told_interval(self) -> str:

@@ -177,6 +177,8 @@ def test_the_sentence_tells_the_interval_and_what_would_settle_a_doubt():
     assert re.search(r"10\.7% less time .*95% interval 9\.\d% to 11\.\d%.*\(high confidence\)\.$", sure)
     doubtful = advised_of([0.3, -0.1])
     assert re.search(r"low confidence: the sample has 256 tokens, about [\d,]+ would settle it\)\.$", doubtful.sentence)
+    few = replace(advised_of([0.1, 0.11, 0.1, 0.12]).sampled, least=1024.0)
+    assert few.told_confidence == "low confidence: the sample has 256 tokens, about 1,000 would settle it"
     told = advice_report(doubtful, RANKS)
     assert (told["confidence"], told["gain"]) == ("low", pytest.approx(0.1))
     assert told["tokens_to_settle"] > 256 == told["tokens"]
