@@ -225,8 +225,7 @@ def check_paths(scenario: Scenario) -> None:
     if needed > there:
         raise OptionError(
             f"hardware has {topology.num_nodes} nodes; all paths between them, for the event simulator, need about "
-            f"{needed / 1e9:.0f} GB, and the memory is {there / 1e9:.0f} GB; take fewer nodes, or jaxmoe sweep, which "
-            "simulates nothing"
+            f"{needed / 1e9:.0f} GB, and the memory is {there / 1e9:.0f} GB; take fewer nodes"
         )
 
 
