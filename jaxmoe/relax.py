@@ -1,6 +1,7 @@
 """Smooth stand-ins for hard operations: maxima, which hosts count, one of many, transport plans; and annealing."""
 
 import abc
+import functools
 
 import equinox as eqx
 import jax
@@ -137,7 +138,7 @@ class SoftSupport(AbstractSupport):
         return share / self.width
 
     def presence(self, amount: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        return -jnp.expm1(-amount)
+        return 1 - jnp.exp(-amount)
 
     def step(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jax.nn.sigmoid(value / self.width)
@@ -151,6 +152,7 @@ class SoftSupport(AbstractSupport):
 
 OneOf = Int[Array, " _"] | Float[Array, "_ option"]  # [row] or [row, option]
 KEPT_OPTIONS = 256  # tables of at most so many rows are kept for many looks
+FEW_OPTIONS = 16  # up to which products with ones and zeros are quicker than adding up rows
 
 
 def is_number(one: OneOf) -> bool:
@@ -171,6 +173,46 @@ def look_up(one: OneOf, table: Float[Array, "option column"]) -> Float[Array, "r
         # The product changes nothing, but without it XLA works out what is in the table again at every look.
         table = jnp.matmul(jnp.eye(len(table), dtype=table.dtype), table, precision=jax.lax.Precision.HIGHEST)
     return table.at[one].get(mode="clip")
+
+
+def added_up(
+    values: Float[Array, "row column"], one: Int[Array, " row"], options: int
+) -> Float[Array, "option column"]:
+    """The sum of the rows of every option; a row below 0 is of none."""
+    if options <= FEW_OPTIONS:
+        return (values.T @ jax.nn.one_hot(one, options, dtype=values.dtype)).T
+    return jax.ops.segment_sum(values, one, options)
+
+
+@jax.custom_vjp
+def sums_of_rows(table: Float[Array, "option column"], chosen: Int[Array, "row choice"]) -> Float[Array, "row column"]:
+    """Sum of the table's rows of all choices of each row; a choice below 0 is none.
+
+    A product with a matrix of ones and zeros does many times as much where few of many options are chosen. The sum is
+    made in one pass, and its derivative in place: the automatic one adds up a table for every choice.
+    """
+    columns = _columns_of(chosen, len(table))
+    return functools.reduce(jnp.add, (table.at[each].get(mode="fill", fill_value=0) for each in columns))
+
+
+def _columns_of(chosen: Int[Array, "row choice"], options: int) -> Int[Array, "choice row"]:
+    """Choices, those that are none beyond all options: below 0 would count from the end."""
+    return jnp.where(chosen < 0, options, chosen).T
+
+
+def _sums_of_rows_forward(table, chosen):
+    return sums_of_rows(table, chosen), (table, chosen)
+
+
+def _sums_of_rows_backward(known, change):
+    table, chosen = known
+    sums = jnp.zeros_like(table)
+    for each in _columns_of(chosen, len(table)):
+        sums = sums.at[each].add(change, mode="drop")
+    return sums, None
+
+
+sums_of_rows.defvjp(_sums_of_rows_forward, _sums_of_rows_backward)
 
 
 # Entropic transport between two margins, in the log domain.

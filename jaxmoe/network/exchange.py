@@ -24,6 +24,7 @@ from jaxmoe.placement.exchange import (
     exchange_of,
 )
 from jaxmoe.placement.strategies import groups_of, ring_orders
+from jaxmoe.relax import added_up
 
 OWN_NAME = "own"  # of the exchange of a model, where nothing else tells it
 
@@ -190,7 +191,7 @@ class GatherExchange(DescribedExchange):
         one = jnp.ones((), visits.visited.dtype)
         if route == "unicast" and rule == "lowest_host" and visits.named is not None:
             # Tokens with one home make one flow: mostly far fewer flows than tokens.
-            messages = (visits.visited.T @ (visits.named * visits.weight[:, None])).T
+            messages = added_up(visits.visited * visits.weight[:, None], visits.named, len(visits.home))
             return ((Flows(messages, visits.home, one),),)
         home = homes(rule, topology, visits)
         if route == "unicast":

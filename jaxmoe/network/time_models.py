@@ -113,14 +113,14 @@ class Congestion(AbstractTimeModel):
         chunk = self._chunk(flows.vectors * vector_bytes)
         if self.pair_by_pair and is_number(flows.destination) and flows.chain is None and not chunk.ndim:
             return largest(((latency + chunk * per_byte) * _most_carried(flows).T).ravel())
-        if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
-            from_node = _columns(latency, flows.destination) + chunk[:, None] * _columns(per_byte, flows.destination)
-        else:
-            if not is_number(flows.destination) and flows.chain is None:
-                part = jnp.minimum(flows.source, 1)
-                part = part if flows.weight is None else part * jnp.minimum(flows.weight, 1)[:, None]
-                return _longest_towards(part, flows.destination, latency + chunk * per_byte)
-            from_node = look_up(flows.destination, (latency + chunk * per_byte).T)
+        if not chunk.ndim and flows.chain is None:
+            delay = latency + chunk * per_byte
+            weight = jnp.ones(len(flows.source), delay.dtype) if flows.weight is None else flows.weight
+            if is_number(flows.destination):
+                return _longest_sent(flows.source, weight, flows.destination, delay)
+            return _longest_used(flows.source * weight[:, None], flows.destination, delay)
+        # Sums of products apart, for a matrix of delays of each flow would be large.
+        from_node = _columns(latency, flows.destination) + chunk[..., None] * _columns(per_byte, flows.destination)
         delays = largest(from_node * jnp.minimum(flows.source, 1))
         if flows.weight is not None:
             delays *= jnp.minimum(flows.weight, 1)
@@ -142,30 +142,60 @@ class Congestion(AbstractTimeModel):
         return never_constant(latency, topology), never_constant((stations - slowest) * away, topology)
 
 
+# The longest delay, with the derivative of one longest path, the first: that of all would take longer than the value.
+
+
 @jax.custom_jvp
-def _longest_towards(
+def _longest_sent(
+    source: Float[Array, "flow node"],
+    weight: Float[Array, " flow"],
+    destination: Int[Array, " flow"],
+    delay: Float[Array, "node node2"],
+) -> Float[Array, ""]:
+    """The longest delay of any flow to one node each, by the part of a message that it carries."""
+    return largest(_of_flows(source, weight, destination, delay))
+
+
+def _of_flows(source, weight, destination, delay) -> Float[Array, " flow"]:
+    return largest(look_up(destination, delay.T) * jnp.minimum(source, 1)) * jnp.minimum(weight, 1)
+
+
+@_longest_sent.defjvp
+def _longest_sent_jvp(primals, tangents):
+    (source, weight, destination, delay), (of_source, of_weight, _, of_delay) = primals, tangents
+    delays = _of_flows(source, weight, destination, delay)
+    flow = least_at(-delays)
+    stop = destination[flow]
+    node = least_at(-delay[:, stop] * jnp.minimum(source[flow], 1))
+    part, many = jnp.minimum(source[flow, node], 1), jnp.minimum(weight[flow], 1)
+    there = jnp.arange(len(source)) == flow  # transposed, masks are part of the sum of derivatives; scatters are not
+    at = there[:, None] & (jnp.arange(len(delay)) == node)
+    change = jnp.where(at, of_source, 0).sum() * (source[flow, node] <= 1) * many
+    change += jnp.where(there, of_weight, 0).sum() * (weight[flow] <= 1) * part
+    return largest(delays), change * delay[node, stop] + part * many * of_delay[node, stop]
+
+
+@jax.custom_jvp
+def _longest_used(
     part: Float[Array, "flow node"], destination: Float[Array, "flow node2"], delay: Float[Array, "node node2"]
 ) -> Float[Array, ""]:
-    """The longest delay of any flow, by the part of a message that it carries, with a mean over its destinations.
-
-    Its derivative is that of one longest path, the first. That of the product would take as long as the product.
-    """
-    return largest((part * (destination @ delay.T)).ravel())
+    """The longest delay between any two nodes, by the messages that run there, up to one."""
+    return largest((jnp.minimum(part.T @ destination, 1) * delay).ravel())
 
 
-@_longest_towards.defjvp
-def _longest_towards_jvp(primals, tangents):
+@_longest_used.defjvp
+def _longest_used_jvp(primals, tangents):
     (part, destination, delay), (of_part, of_destination, of_delay) = primals, tangents
-    delays = part * (destination @ delay.T)
-    flow = least_at(-delays.max(axis=1))
-    node = least_at(-delays[flow])
-    there = jnp.arange(len(part)) == flow  # transposed, masks are part of the sum of derivatives; scatters are not
-    at = there[:, None] & (jnp.arange(part.shape[1]) == node)
-    towards, carried = destination[flow], part[flow, node]
-    change = jnp.where(at, of_part, 0).sum() * (towards @ delay[node])
-    change += (jnp.where(there[:, None], of_destination, 0) * (carried * delay[node])).sum()
-    change += carried * (towards @ of_delay[node])
-    return jnp.maximum(delays[flow, node], 0), change
+    messages = part.T @ destination
+    used = jnp.minimum(messages, 1)
+    delays = used * delay
+    start = least_at(-delays.max(axis=1))
+    stop = least_at(-delays[start])
+    nodes = jnp.arange(len(delay))
+    change = jnp.where(nodes == start, of_part, 0).sum(axis=1) @ destination[:, stop]
+    change += part[:, start] @ jnp.where(nodes == stop, of_destination, 0).sum(axis=1)
+    change *= (messages[start, stop] < 1) * delay[start, stop]
+    return jnp.maximum(delays[start, stop], 0), change + used[start, stop] * of_delay[start, stop]
 
 
 class Uncongested(AbstractTimeModel):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
-from jaxmoe.relax import AbstractSupport, HardSupport, OneOf, as_weights, is_number, straight_through
+from jaxmoe.relax import FEW_OPTIONS, AbstractSupport, HardSupport, OneOf, as_weights, straight_through, sums_of_rows
 from jaxmoe.traces.batches import Batch
 
 # Who computes what: the nodes that a token visits, and the tokens that a node has of every expert.
@@ -24,13 +24,13 @@ PLACED = -1  # computed where the expert is placed
 class Visits(eqx.Module):
     """The nodes that the tokens of a batch visit, and the work that each node has for them.
 
-    `visited` and `named` are 0 or 1, or between when relaxed. A token's draw names one of its choices. The lowest node
-    that hosts this choice stands in row h of `home` where `named[token, h]` is 1, or in the token's own row where
-    `named` is None. `home` has node numbers for exact visits of experts as placed, else weights of nodes.
+    `visited` is 0 or 1, or between when relaxed. A token's draw names one of its choices. The lowest node that hosts
+    this choice stands in row `named[token]` of `home`, or in the token's own row where `named` is None. `home` has node
+    numbers for exact visits of experts as placed, else weights of nodes.
     """
 
     visited: Float[Array, "token node"]
-    named: Float[Array, "token home"] | None
+    named: Int[Array, " token"] | None
     home: OneOf
     work: Float[Array, " node"]  # token-expert products
     rows: Float[Array, "expert node"]  # tokens of each expert at each node, and ...
@@ -46,13 +46,9 @@ class Visits(eqx.Module):
         return _of_tokens(self.named, self.home)
 
 
-def _of_tokens(named: Float[Array, "token home"] | None, home: OneOf) -> OneOf:
+def _of_tokens(named: Int[Array, " token"] | None, home: OneOf) -> OneOf:
     """The home of every token; `named` and `home` are as in `Visits`."""
-    if named is None:
-        return home
-    # Numbers of nodes must not be rounded on the way.
-    found = jnp.matmul(named, home.astype(named.dtype), precision=jax.lax.Precision.HIGHEST)
-    return found.astype(jnp.int32) if is_number(home) else found
+    return home if named is None else home[named]
 
 
 def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:
@@ -62,8 +58,8 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
     named, home = _lowest_hosts(share, batch, support)
     if isinstance(support, HardSupport) and named is None and batch.chosen is None:
         visited = _any_host(share > 0, batch.experts).astype(share.dtype)
-    elif named is None:
-        visited = support.presence(choice @ support.amount(share))
+    elif batch.chosen is None and len(share) > FEW_OPTIONS:
+        visited = support.presence(sums_of_rows(support.amount(share), batch.experts))
     else:  # [node, token] in memory, as `GatherExchange` adds up tokens of a home
         visited = support.presence((support.amount(share).T @ choice.T).T)
     return Visits(
@@ -105,19 +101,20 @@ FEW, FEW_RELAXED = 2, 1  # tokens for each expert up to which a flow of every to
 
 def _lowest_hosts(
     share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
-) -> tuple[Float[Array, "token expert"] | None, OneOf]:
+) -> tuple[Int[Array, " token"] | None, OneOf]:
     """`named` and `home` of sharded visits: the lowest host of every expert, or at once that of every token."""
     experts, exact, of_token = share.shape[0], isinstance(support, HardSupport), batch.gather_expert
     few = len(of_token) <= (FEW if exact else FEW_RELAXED) * experts
-    named = None if few else jax.nn.one_hot(of_token, experts, dtype=share.dtype)
+    named = None if few else of_token
     if exact:
         lowest = _first(share > 0)  # every expert has a share somewhere
         return named, lowest[of_token] if few else lowest
     if few:
         share, support = share[of_token], support.of(of_token)
-    # Presence up to and with a node, less presence before it.
+    # Presence up to and with a node, less presence before it; of a whole expert, as the shares of one sum to 1.
     present = support.presence(prefix_sums(support.amount(share)))
-    return named, jnp.diff(present, axis=1, prepend=0) / present[:, -1:]
+    whole = support.presence(support.amount(jnp.ones_like(share[:, :1])))
+    return named, (present - jnp.pad(present[:, :-1], ((0, 0), (1, 0)))) / whole
 
 
 def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.relax import OneOf, as_weights, look_up
+from jaxmoe.relax import OneOf, as_weights, is_number, look_up
 
 # Running sums by triangular products: several times faster than `jnp.cumsum` on CPUs.
 
@@ -81,6 +81,8 @@ def flow_traffic(
 ) -> LineTraffic:
     """Traffic of flows that send source[f, n] from node n to the flow's node, or to all in the parts given."""
     x, y = shape
+    if not is_number(destination):
+        return LineTraffic(*_spread_traffic(shape, source, destination))
     # Sums over a side by products, and the narrow factor first: several times faster on CPUs.
     stop_x = look_up(destination, _side(shape, 0, source.dtype))
     start_y = source @ _side(shape, 1, source.dtype)
@@ -88,6 +90,31 @@ def flow_traffic(
         along_x=jnp.moveaxis((stop_x.T @ source).reshape(x, x, y), 0, 2),
         along_y=(start_y.T @ as_weights(destination, x * y, source.dtype)).reshape(y, x, y),
     )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _spread_traffic(
+    shape: tuple[int, int], source: Float[Array, "flow node"], destination: Float[Array, "flow node2"]
+) -> tuple[Float[Array, "x_from y x_to"], Float[Array, "y_from x y_to"]]:
+    """Traffic along x and y of flows to many nodes, from the messages between any two, which delays need as well."""
+    messages = (source.T @ destination).reshape(*shape, *shape)
+    return messages.sum(axis=3), messages.sum(axis=0)
+
+
+def _spread_traffic_forward(shape, source, destination):
+    return _spread_traffic(shape, source, destination), (source, destination)
+
+
+def _spread_traffic_backward(shape, known, changes):
+    """The derivative by messages is a product of two narrow factors: the sides of a mesh are shorter than its nodes."""
+    (source, destination), (along_x, along_y) = known, changes
+    nodes = shape[0] * shape[1]
+    starting = jnp.concatenate([along_x.reshape(nodes, -1), _side(shape, 1, source.dtype)], axis=1)
+    stopping = jnp.concatenate([_side(shape, 0, source.dtype), along_y.reshape(-1, nodes).T], axis=1)
+    return (destination @ stopping) @ starting.T, (source @ starting) @ stopping.T
+
+
+_spread_traffic.defvjp(_spread_traffic_forward, _spread_traffic_backward)
 
 
 def _side(shape: tuple[int, int], axis: int, dtype: jnp.dtype) -> Float[Array, "node position"]:

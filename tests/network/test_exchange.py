@@ -92,8 +92,8 @@ def visits_of(visited) -> Visits:
     nothing, none = full((1, nodes), 0.0), full(nodes, 0.0)
     home = floats(np.eye(1, nodes))
     ones, draw = full(tokens, 1.0), full(tokens, 0.0)
-    named, source = full((tokens, 1), 1.0), jnp.asarray(np.zeros(tokens, np.int32))
-    return Visits(floats(visited), named, home, none, nothing, nothing, none, ones, draw, source)
+    first = jnp.asarray(np.zeros(tokens, np.int32))
+    return Visits(floats(visited), first, home, none, nothing, nothing, none, ones, draw, first)
 
 
 def mesh_of(shape, bandwidth: float, latency) -> Mesh:

@@ -59,11 +59,11 @@ def visits_of(visited, draw=0.0, weight=1.0) -> Visits:
     """Tokens that visit these nodes."""
     tokens, nodes = np.shape(visited)
     # Made by NumPy: JAX would compile every shape.
-    nothing, none, named = (floats(made) for made in (np.zeros((1, nodes)), np.zeros(nodes), np.ones((tokens, 1))))
+    nothing, none = (floats(np.zeros(shape)) for shape in ((1, nodes), nodes))
     draws, weights = (jnp.asarray(np.broadcast_to(number, tokens), jnp.float32) for number in (draw, weight))
-    source = jnp.asarray(np.zeros(tokens, np.int32))
+    first = jnp.asarray(np.zeros(tokens, np.int32))
     return Visits(
-        jnp.asarray(visited, jnp.float32), named, nothing, none, nothing, nothing, none, weights, draws, source
+        jnp.asarray(visited, jnp.float32), first, nothing, none, nothing, nothing, none, weights, draws, first
     )
 
 

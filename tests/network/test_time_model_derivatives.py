@@ -103,15 +103,17 @@ def test_gradients_at_ties_are_finite_and_share_what_bandwidth_brings(network, m
     assert sum(np.asarray(part).sum() for part in gradient.values()) == pytest.approx(-float(total), rel=1e-6)
 
 
-def test_a_delay_towards_many_nodes_has_the_derivative_of_the_longest_path():
+@pytest.mark.parametrize("amount", [0.1, 1.0])  # of messages: all pairs of nodes have less than one, or some have more
+def test_a_delay_towards_many_nodes_has_the_derivative_of_the_longest_path(amount):
     rng = np.random.default_rng(4)
     topology = with_random_numbers(NETWORKS["mesh"], rng)
     nodes = topology.num_nodes
-    source, towards = (jnp.asarray(rng.random((5, nodes))) for _ in range(2))
+    source, towards = (jnp.asarray(amount * rng.random((5, nodes))) for _ in range(2))
+    assert ((source.T @ towards).max() > 1) == (amount == 1)
     latency = path_sums(topology, topology.link_latency) + topology.endpoint_latency * (1 - jnp.eye(nodes))
 
     def longest(source, towards, latency):
-        return (source * (towards @ latency.T)).max()
+        return (jnp.minimum(source.T @ towards, 1) * latency).max()
 
     def modelled(source, towards):
         flows = Flows(source, towards, jnp.ones(()))
@@ -120,3 +122,26 @@ def test_a_delay_towards_many_nodes_has_the_derivative_of_the_longest_path():
     for each in (0, 1):
         expected = jax.grad(longest, argnums=each)(source, towards, latency)
         np.testing.assert_allclose(jax.grad(modelled, argnums=each)(source, towards), expected, rtol=1e-9)
+
+
+def test_a_delay_to_one_node_each_has_the_derivative_of_the_longest_path():
+    rng = np.random.default_rng(5)
+    topology = with_random_numbers(NETWORKS["mesh"], rng)
+    nodes = topology.num_nodes
+    source, weight, latency = (jnp.asarray(rng.random(shape)) for shape in ((5, nodes), 5, topology.num_links))
+    home = jnp.asarray(rng.integers(nodes, size=5))
+
+    def longest(source, weight, latency):
+        delay = path_sums(topology, latency) + topology.endpoint_latency * (1 - jnp.eye(nodes))
+        return (jnp.minimum(source, 1) * jnp.minimum(weight, 1)[:, None] * delay[:, home].T).max()
+
+    def modelled(source, weight, latency):
+        changed = dataclasses.replace(topology, link_latency=latency)
+        flows = Flows(source, home, jnp.ones(()), weight)
+        return Congestion(jnp.asarray(0.0), cut_through=True).of_flows(changed, flows, jnp.ones(())).path_delay
+
+    for scale in (1.0, 4.0):  # parts of a message, and some whole ones
+        given = (scale * source, scale * weight, latency)
+        slopes, expected = (jax.grad(each, argnums=(0, 1, 2))(*given) for each in (modelled, longest))
+        for slope, other in zip(slopes, expected, strict=True):
+            np.testing.assert_allclose(slope, other, rtol=1e-9)

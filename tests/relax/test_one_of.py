@@ -8,8 +8,8 @@ import pytest
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, Flows
-from jaxmoe.network.loads import flow_loads
-from jaxmoe.relax import HardMax, as_weights, look_up
+from jaxmoe.network.loads import flow_loads, link_loads
+from jaxmoe.relax import HardMax, as_weights, look_up, sums_of_rows
 
 NODES = jnp.asarray([3, 0, 3, 5])
 SHAPE = (2, 3)
@@ -45,6 +45,58 @@ def test_rows_are_those_of_the_table_to_the_last_bit():
 def test_a_tables_gradient_is_how_often_a_row_was_looked_up():
     gradient = jax.jit(jax.grad(lambda table: look_up(NODES, table).sum()))(np.zeros((6, 2), np.float32))
     np.testing.assert_array_equal(np.asarray(gradient)[:, 0], [1, 0, 0, 2, 0, 1])
+
+
+CHOSEN = jnp.asarray([[3, 0], [5, -1], [3, 5], [-1, -1]])  # -1: none
+
+
+def test_sums_of_rows_by_hand():
+    table = jnp.asarray(10.0 ** np.arange(6)[:, None])
+    found = jax.jit(sums_of_rows)(table, CHOSEN)
+    np.testing.assert_array_equal(found[:, 0], [1001, 100000, 101000, 0])
+
+
+def test_sums_of_rows_and_their_derivative_are_those_of_a_product():
+    """Over many tables, and over many choices from one."""
+    rng = np.random.default_rng(3)
+    tables, change = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 6, 5), (3, 4, 5)))
+    chosen = jnp.stack([CHOSEN, CHOSEN[::-1], CHOSEN])
+
+    def product(table, chosen):
+        return jax.nn.one_hot(chosen, 6).sum(axis=1) @ table
+
+    def with_derivative(function, over_tables, over_choices):
+        def both(table, chosen, change):
+            found, back = jax.vjp(lambda table: function(table, chosen), table)
+            return found, *back(change)
+
+        return jax.jit(jax.vmap(both, in_axes=(over_tables, over_choices, 0)))
+
+    for over_tables, over_choices in ((0, None), (None, 0), (0, 0)):
+        given = (tables if over_tables == 0 else tables[0], chosen if over_choices == 0 else CHOSEN, change)
+        found, expected = (with_derivative(each, over_tables, over_choices)(*given) for each in (sums_of_rows, product))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("routing", ["xy", "yx"])
+def test_loads_of_flows_to_many_nodes_have_the_derivative_of_their_messages(routing):
+    topology, rng = mesh(routing), np.random.default_rng(4)
+    source, towards = (jnp.asarray(rng.random((5, 6)), jnp.float32) for _ in range(2))
+    weight = jnp.asarray(rng.random(num_links(SHAPE)), jnp.float32)
+
+    def busy(source, towards):
+        return weight @ flow_loads(topology, source, towards)
+
+    def of_messages(source, towards):
+        return weight @ link_loads(topology, source.T @ towards)
+
+    (value, slopes), (expected, expected_slopes) = (
+        jax.jit(jax.value_and_grad(each, argnums=(0, 1)))(source, towards) for each in (busy, of_messages)
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for slope, other in zip(slopes, expected_slopes, strict=True):
+        np.testing.assert_allclose(slope, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("routing", ["xy", "yx"])
