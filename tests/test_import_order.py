@@ -26,7 +26,7 @@ ALLOWED = {
     "": RUNS | {"api", "experiment", "cli"},
     "compiling": set(),
     "errors": set(),
-    "extras": set(),
+    "extras": {"errors"},
     "files": set(),
     "memory": set(),
     "progress": set(),
