@@ -17,9 +17,8 @@ from jaxmoe.cli.group_commands import plan_app, trace_app
 from jaxmoe.cli.serve_commands import serve, serve_best, serve_rates
 from jaxmoe.cli.session import command_line, errors_told, in_paragraphs, runs, session, tell_model
 from jaxmoe.config import ConfigError, commented, new_scenario
-from jaxmoe.extras import check_parquet
 from jaxmoe.files import atomic_write
-from jaxmoe.sweep.study import read_study
+from jaxmoe.sweep.study import check_sweep
 
 SCENARIO = "scenario.yaml"
 
@@ -188,13 +187,8 @@ def network_profile(
     """
 
 
-def _check_sweep(study: Path) -> None:
-    check_parquet()
-    read_study(study)
-
-
 @app.command()
-@runs("sweep", check=_check_sweep, resumes=True)
+@runs("sweep", check=check_sweep, resumes=True)
 def sweep(
     config: options.StudyFile,
     out: options.Out,

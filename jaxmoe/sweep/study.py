@@ -12,6 +12,7 @@ from jaxmoe.config import ConfigError, RuleError, Section, load_section
 from jaxmoe.config.expressions import check_expression, in_order
 from jaxmoe.config.files import read_mapping, shipped_names
 from jaxmoe.config.keys import PLAN, SYSTEM, Count, RangeConfig, Seed, Texts, is_of_system
+from jaxmoe.extras import check_parquet
 from jaxmoe.registry import METRICS
 
 # Metrics that a study may ask for beside those of `METRICS`. The file is read before JAX is.
@@ -262,3 +263,9 @@ def read_study(path: Path) -> Study:
             "{KEY: [VALUE, ..]}, as in studies/dse/quickstart.yaml"
         )
     return Study(absolute, load_section(StudyConfig, absolute))
+
+
+def check_sweep(path: Path) -> None:
+    """Raise `InputError` where the study in a file cannot be swept, or its results not be written."""
+    check_parquet()
+    read_study(path)

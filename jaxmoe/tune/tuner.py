@@ -187,9 +187,9 @@ class _Run:
         return _Candidates(lean, options.group[:, option], options.scores[:, option])
 
     def aside(self, exchange: AbstractExchange, able: bool) -> Plans:
-        """What the descent does not wait for, and leaves a core to while it compiles.
+        """Work beside the descent, which leaves a core to it while it compiles: moves are compiled where there is time.
 
-        Moves are compiled where there is time; returned is the best strategy of every layer as a plan to improve.
+        Returns the best strategy of every layer as a plan to improve.
         """
         if able and self.settings.refine_steps:
             (layers, experts), chains = self.problem.frequency.shape, self.settings.refine_chains

@@ -1,4 +1,4 @@
-"""What SGLang's ranks reserve before they read a prompt, compiled, and whom they retract: as `Reserve` says."""
+"""Memory that SGLang's ranks reserve before they read a prompt, and requests that they retract, compiled: `Reserve`."""
 
 from typing import no_type_check
 
