@@ -4,12 +4,14 @@ import time
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 
 from jaxmoe.config import build_tuner_settings
+from jaxmoe.des import LayerReplay
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.evaluation import Replay, is_simulated, replay, score
 from jaxmoe.experiment.inputs import Inputs, OptionError
@@ -175,7 +177,7 @@ def compare(
     clock: StageTimer,
     report: Report,
     problem: PlacementProblem | None = None,
-    begun: Future[dict[str, Replay]] | None = None,
+    begun: Future["Replays"] | None = None,
 ) -> Comparison:
     """Evaluate and replay every strategy; replays go on while the model is traced and compiled.
 
@@ -184,8 +186,8 @@ def compare(
     """
 
     def replayed_all() -> dict[str, Replay]:
-        known = {} if begun is None else begun.result()
-        return known | {s.name: _replay(inputs, s, report) for s in strategies if s.name not in known}
+        replays = Replays(inputs, report) if begun is None else begun.result()
+        return replays.add(strategies).found
 
     with beside(replayed_all) as replaying, beside(lambda: _bound(inputs, problem)) as bounding:
         with clock.stage("evaluate"):
@@ -262,16 +264,30 @@ def _bound(inputs: Inputs, problem: PlacementProblem | None) -> np.ndarray | Non
     return bound_if_any(problem, problem.served(inputs.evaluation_batches))
 
 
+@dataclass(frozen=True)
+class Replays:
+    """Replays of strategies on the validation batches, by name; layers that they place alike are replayed once."""
+
+    inputs: Inputs
+    report: Report
+    found: dict[str, Replay] = field(default_factory=dict)
+    _layers: dict[Hashable, list[LayerReplay]] = field(default_factory=dict)
+
+    def add(self, strategies: list[Strategy]) -> "Replays":
+        """Replay those of the strategies that are not there yet."""
+        inputs, report = self.inputs, self.report
+        for each in strategies:
+            if each.name not in self.found:
+                told = partial(report, f"simulate {each.name}")
+                self.found[each.name] = replay(inputs, each, inputs.validation_batches, told, self._layers)
+        return self
+
+
 @contextmanager
-def replaying_beside(inputs: Inputs, strategies: list[Strategy], report: Report) -> Iterator[Future[dict[str, Replay]]]:
-    """Replay strategies, by name, while the block searches for others: search and compiling leave cores to it."""
-    with beside(lambda: {s.name: _replay(inputs, s, report) for s in strategies}) as begun:
+def replaying_beside(inputs: Inputs, strategies: list[Strategy], report: Report) -> Iterator[Future[Replays]]:
+    """Replay strategies while the block searches for others: search and compiling leave cores to it."""
+    with beside(lambda: Replays(inputs, report).add(strategies)) as begun:
         yield begun
-
-
-def _replay(inputs: Inputs, strategy: Strategy, report: Report) -> Replay:
-    stage = f"simulate {strategy.name}"
-    return replay(inputs, strategy, inputs.validation_batches, lambda done, total: report(stage, done, total))
 
 
 # Plans judged on every topic that they were tuned over.

@@ -1,6 +1,6 @@
 """Strategies timed on the same batches, by the analytic model and in the event simulator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,17 +141,31 @@ class Replay:
     free_running: np.ndarray
 
 
-def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[[int, int], None]) -> Replay:
-    """Replay every batch of every layer; `report` is called with the layers done and those in all."""
+def replay(
+    inputs: Inputs,
+    strategy: Strategy,
+    batches: Batch,
+    report: Callable[[int, int], None],
+    known: dict[Hashable, list[LayerReplay]] | None = None,
+) -> Replay:
+    """Replay every batch of every layer; `report` is called with the layers done and those in all.
+
+    A layer that is `known` from another strategy on these batches, as strategies often agree, is not replayed again.
+    """
+    known = {} if known is None else known
     placement, leaves = strategy.placement, jax.tree.map(np.asarray, batches)
     exchanges = placement.exchanges()
     layers = {each: describe(inputs, placement.computed_mode, each) for each in dict.fromkeys(exchanges)}
 
     def replayed(row: int) -> list[LayerReplay]:
         batch = jax.tree.map(lambda leaf: leaf[row : row + 1], leaves)
-        copies = None if placement.copies is None else placement.copies.rows([row])
         shares = placement.computed[row : row + 1]
-        return replay_plan(layers[exchanges[row]], shares, batch, copies=copies)[0]
+        if placement.copies is not None:
+            return replay_plan(layers[exchanges[row]], shares, batch, copies=placement.copies.rows([row]))[0]
+        key = row, placement.computed_mode, exchanges[row], shares.tobytes()
+        if key not in known:
+            known[key] = replay_plan(layers[exchanges[row]], shares, batch)[0]
+        return known[key]
 
     rows = []
     for seen in side_by_side(replayed, range(len(exchanges))):  # the event loop leaves Python's lock

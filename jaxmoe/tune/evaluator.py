@@ -45,10 +45,11 @@ from jaxmoe.tune.results import (
     silent,
     where_surely_faster,
 )
-from jaxmoe.tune.settings import StopSwitch
+from jaxmoe.tune.settings import FULL_LAYERS, StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches of the final choice
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
+MANY_LAYERS_BATCHES = 64  # where there are many layers, each has fewer, but so many
 LOOK_PART, FAR = 4, 1.05  # of these batches a look takes a fourth; what it finds so much slower is not looked at again
 HYBRIDS_TRIED = 2  # complete hybrids that are tried under any exchange on machines with many nodes, the fastest
 GLANCE_BATCHES = 2  # batches that rank them
@@ -76,7 +77,9 @@ class Evaluator:
         source = np.random.default_rng([self.seed, 1])
         self.seeds = iter(lambda: int(source.integers(2**62)), None)
         affordable = SELECTION_ENTRIES // (self.problem.batch_tokens * self.problem.num_nodes)
-        count = int(np.clip(affordable, *SELECTION_BATCHES))
+        least_count, most = SELECTION_BATCHES
+        shared = max(FULL_LAYERS * most // len(self.problem.frequency), MANY_LAYERS_BATCHES)
+        count = int(np.clip(affordable, least_count, min(most, shared)))
         count = count if self.most_batches is None else min(count, self.most_batches)
         self._at_once = min(at_once(self.problem.num_nodes), count)
         self.selection = self.problem.draw(count // self._at_once * self._at_once, next(self.seeds))

@@ -168,7 +168,7 @@ def told() -> list[dict[str, object]]:
 
 
 COLUMNS = ["what", "mesh", "case", "per_s", "unit", "baseline_per_s", "ratio", "run_ms", "build_ms"]
-TABLE = Table("network", told, columns=[*COLUMNS, "compile_or_first_s", "machine"])
+TABLE = Table("network", told, columns=[*COLUMNS, "compile_or_first_s", "machine"], timed=True)
 
 if __name__ == "__main__":
     make_tables(HERE, [TABLE], study_options(__doc__).parse_args())

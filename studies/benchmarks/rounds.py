@@ -70,4 +70,4 @@ def rounds() -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    make_tables(HERE, tables_of({"rounds": rounds}), study_options(__doc__).parse_args())
+    make_tables(HERE, tables_of({"rounds": rounds}, timed=["rounds"]), study_options(__doc__).parse_args())

@@ -122,4 +122,4 @@ if __name__ == "__main__":
     parser = study_options(__doc__)
     add_shared(parser, HERE.parents[2] / "shared", "measured")
     given = parser.parse_args()
-    make_tables(HERE, tables_of({"serving": lambda: rows(given.shared)}), given)
+    make_tables(HERE, tables_of({"serving": lambda: rows(given.shared)}, timed=["serving"]), given)

@@ -79,4 +79,5 @@ def measure(name: str) -> list[dict[str, object]]:
 
 if __name__ == "__main__":
     shapes = [(name,) for name in SHAPES]
-    make_tables(HERE, [Table("synthesis", measure, shapes, ("process",))], study_options(__doc__).parse_args())
+    table = Table("synthesis", measure, shapes, ("process",), timed=True)
+    make_tables(HERE, [table], study_options(__doc__).parse_args())

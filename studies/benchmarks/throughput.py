@@ -224,4 +224,4 @@ def sizes() -> Iterator[dict[str, object]]:
 if __name__ == "__main__":
     device = jax.devices()[0].platform
     name = "throughput" if device == "cpu" else f"throughput_{device}"
-    make_tables(HERE, tables_of({name: sizes}), study_options(__doc__).parse_args())
+    make_tables(HERE, tables_of({name: sizes}, timed=[name]), study_options(__doc__).parse_args())

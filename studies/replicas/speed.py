@@ -73,4 +73,4 @@ if __name__ == "__main__":
     parser = study_options(__doc__)
     add_shared(parser, HERE.parents[2] / "shared", "reference")
     given = parser.parse_args()
-    make_tables(HERE, tables_of({"speed": partial(speed, given.shared)}), given)
+    make_tables(HERE, tables_of({"speed": partial(speed, given.shared)}, timed=["speed"]), given)

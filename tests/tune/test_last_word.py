@@ -217,7 +217,7 @@ def test_small_problems_are_searched_as_asked():
     assert affordable(TunerSettings(), small_problem()) == TunerSettings()
 
 
-def test_many_layers_share_the_search_that_four_have():
+def test_many_layers_have_smaller_searches_each():
     asked = TunerSettings()
 
     def cut(layers):
@@ -226,10 +226,24 @@ def test_many_layers_share_the_search_that_four_have():
 
     assert cut(4) == asked
     many = cut(32)
-    searched = (many.restarts, many.steps, many.batches_per_step, many.refine_steps, many.refine_batches)
-    assert searched == (6, 300, 1, 500, 8)
-    assert 32 * 6 * 300 * 1 == 4 * 12 * 300 * 4
-    assert 32 * 500 * 8 == 4 * 1000 * 32
+    assert (many.restarts, many.steps, many.batches_per_step) == (2, 300, 1)  # restarts and batches are the least
+    assert many.refine_batches == 8
+    assert 32 * many.refine_steps * 8 == pytest.approx(1000 * 32, rel=0.01)  # moves that one layer alone has
+    some = cut(8)
+    assert (some.restarts, some.batches_per_step) == (12, 1)
+    assert some.refine_steps * some.refine_batches == pytest.approx(1000 * 32 / 2 ** (5 / 3), rel=0.05)
+
+
+def test_many_layers_are_judged_on_fewer_batches(monkeypatch):
+    monkeypatch.setattr(evaluator, "SELECTION_BATCHES", (8, 64))
+    monkeypatch.setattr(evaluator, "MANY_LAYERS_BATCHES", 16)
+
+    def batches(layers):
+        trace = synthetic_trace(64, range(layers), EXPERTS, 2, skew=0.5, coactivation=0.0, reuse=0.0, seed=0)
+        problem = dataclasses.replace(small_problem(), trace=trace)
+        return Evaluator(problem, 0, StopSwitch()).selection.weight.shape[1]
+
+    assert [batches(layers) for layers in (4, 8, 32)] == [64, 32, 16]
 
 
 def test_large_problems_are_searched_for_as_long_as_can_be_waited():
