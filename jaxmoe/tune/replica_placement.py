@@ -16,11 +16,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.compiling import compile_ahead
 from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slots import EMPTY, Slots, copies_of_slots, filled
 from jaxmoe.relax import AbstractReduction, SmoothMax, geometric
+from jaxmoe.threads import cores, side_by_side
 from jaxmoe.tune.objective import objective
 from jaxmoe.tune.replica_search import searched_slots
 from jaxmoe.tune.replica_weights import weights_of
@@ -287,7 +289,12 @@ def _descents(problem: ReplicaProblem, starts: dict[str, Slots], steps: int) -> 
     given = np.stack([starts[name].reshape(len(problem.loads), problem.ranks, -1) for name in names], axis=1)
     _, loads, before = _as_arrays(problem, starts["balanced"])
     before = before if problem.before is not None else jnp.ones_like(before)
-    held = np.asarray(descended(problem.model, _mixing(problem), loads, jnp.asarray(given), before, steps))
+    layers, parts = len(loads), min(cores(), len(loads))
+    # A part for each core, all of one size, so that one function is compiled; the last layer fills the last part up.
+    rows = np.minimum(np.arange(-(-layers // parts) * parts), layers - 1).reshape(parts, -1)
+    calls = [(problem.model, _mixing(problem), loads[at], jnp.asarray(given[at]), before[at], steps) for at in rows]
+    compile_ahead(descended, *calls[0])
+    held = np.concatenate([*side_by_side(lambda call: np.asarray(descended(*call)), calls)])[:layers]
     return {name: rounded(held[:, index], problem.slots) for index, name in enumerate(names)}
 
 
