@@ -79,7 +79,7 @@ def streamed(machine: str, inputs: Inputs, iterations: IterationBatches) -> Iter
 def placed(inputs: Inputs, iterations: IterationBatches) -> Iterator[dict[str, Any]]:
     """Placements that stay: the usual ones and HD-MoE's, and HD-MoE's with its pre-broadcast."""
     before = replace(inputs, trace=iterations.history)
-    _, found = search("milp-bayes", before, placement_problem(before), lambda *_: None)
+    found = search("milp-bayes", before, placement_problem(before), lambda *_: None).result
     plans = {
         name: given_plans([name], inputs, taken=(), compared=())[0]
         for name in ("tp_both_ways", "ep_balanced", "hybrid")
