@@ -276,6 +276,8 @@ def init(
         name = f"{Path(model).stem}_{Path(machine).stem}"
         scenario = new_scenario(name, machine, model, trace, system, batch_tokens)
         tell_model(scenario.model)
+        if trace is not None:
+            import_module("jaxmoe.experiment.gating").check_recorded(trace, scenario)
         text = commented(scenario, all_keys)
         with atomic_write(folder.target(SCENARIO)) as aside:
             aside.write_text(f"# Written by {command_line.get()}\n\n{text}", encoding="utf-8")

@@ -223,6 +223,10 @@ def comparison_warnings(comparison: Comparison, inputs: Inputs) -> list[str]:
     """Notes on strategies and on energy, and every strategy that is faster than the tuned plan somewhere."""
     notes = [f"{name}: {strategy.note}" for name, strategy in comparison.strategies.items() if strategy.note]
     notes += kernel_bytes_notes(inputs.scenario) + _knowing(comparison, inputs)
+    if (system := inputs.scenario.system.name) != "static":
+        notes.append(
+            f"system.name {system} counts nothing here, where placements stay as they are; use jaxmoe simulate"
+        )
     unstated = unstated_energy(inputs.scenario.hardware)
     if unstated and any(score.energy for score in comparison.scores.values()):
         notes.append(f"energy counts nothing for what the machine does not state: {', '.join(unstated)}")

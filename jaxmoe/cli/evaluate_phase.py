@@ -52,7 +52,11 @@ def run(
     """
     given = [name for name, value in refused.items() if value]
     if given:
-        raise OptionError(f"{given[0]} is given beside --phase, which times the whole model by its kernels; drop one")
+        instead = {"--trace": ", or give --set 'workload.trace={kind: file, path: FILE}'"}
+        instead |= {"--layers": ", or give --set evaluation.layers=[0,8]"}
+        raise OptionError(
+            f"{given[0]} is given beside --phase, which times the whole model; drop one{instead.get(given[0], '')}"
+        )
     with StageTimer() as clock:
         with clock.stage("load"):
             scenario = load_scenario(config, overrides or ())

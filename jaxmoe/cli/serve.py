@@ -13,7 +13,7 @@ from jaxmoe.cli.serve_files import over_time, step_rows, timeline, write_request
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import Scenario, load_scenario, resolved
 from jaxmoe.config.serving import RandomArrivals
-from jaxmoe.experiment.rate_trials import RateTrials
+from jaxmoe.experiment.rate_trials import RateTrials, hardly_fills
 from jaxmoe.experiment.serving import Serving, answers, check_drains, ends_late, moves_told
 from jaxmoe.experiment.serving_inputs import serving_of
 from jaxmoe.experiment.stage_timer import StageTimer
@@ -61,9 +61,10 @@ def run(
             tried = serving.first(MOST_TRIED)
             trials = RateTrials(tried, check=interrupts.check)
             highest = None if serving.rate is None else trials.highest(serving.rate, TOLERANCE)
-            forbids = None
-            if _logged(tried) and highest is not None and 0 < highest < math.inf:
-                forbids = tried.forbids(highest * (1 + TOLERANCE))
+            forbids = short = None
+            if highest is not None and 0 < highest < math.inf:
+                short = hardly_fills(tried, highest)
+                forbids = tried.forbids(highest * (1 + TOLERANCE)) if _logged(tried) else None
         with clock.stage("draw and write"):
             _draw(folder, scenario, serving, served)
             _write(folder, serving, requests, served)
@@ -75,7 +76,7 @@ def run(
     if report["binds"]:
         _print_binds(report)
     _print_rate(serving, highest, forbids)
-    print_warnings(_notes(serving, requests, served, report))
+    print_warnings([*_notes(serving, requests, served, report), *([short] if short else [])])
 
 
 def _logged(serving: Serving) -> bool:

@@ -35,6 +35,7 @@ def run(folder: OutputFolder, interrupts: Interrupts, config: Path) -> None:
             assert best.rate is not None
             whole = best.rate * best.candidate.devices
             forbids = best.candidate.serving.forbids(whole * (1 + TOLERANCE))
+            short = hardly_fills(best.candidate.serving, whole)
         with clock.stage("write"):
             write_table(folder.target("deployments.csv"), _rows(outcomes, left_out), digits=6)
         summary = {
@@ -51,7 +52,7 @@ def run(folder: OutputFolder, interrupts: Interrupts, config: Path) -> None:
     _print(study.config.name, outcomes, best, forbids)
     reasons = [f"left out: {values}: {reason}" for values, reason in left_out.items()]
     more = [f"{len(reasons) - MOST_REASONS} more are in deployments.csv"] * (len(reasons) > MOST_REASONS)
-    print_warnings([*reasons[:MOST_REASONS], *more])
+    print_warnings([*([short] if short else []), *reasons[:MOST_REASONS], *more])
 
 
 def _told(outcome: Verdict) -> Row:

@@ -71,15 +71,16 @@ def run(
         check_metrics(names)
         check_searched(study, names)
     axes = map_axes(study, wins_map) if wins_map else None
-    for name in (POINTS, MANIFEST, STUDY):
+    for name in (POINTS, MANIFEST, STUDY, *([MAP] if axes else [])):
         folder.target(name)
     folder.to_go_on = "run again to go on"
     with _bar(interrupts) as report:
         sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names, ray)
     (folder.path / ELASTICITIES).unlink(missing_ok=True)  # of an earlier run, whose points were others
+    answers = _elasticities(sweep, folder, interrupts) if elasticities else None
     _tell(study, sweep, folder, names, effects, axes)
-    if elasticities:
-        _elasticities(study, sweep, folder, interrupts)
+    if answers is not None:
+        _print_worth(study, answers)
 
 
 def _check_options(study: Study, refused: dict[str, Any]) -> None:
@@ -87,7 +88,9 @@ def _check_options(study: Study, refused: dict[str, Any]) -> None:
     given = [name for name, value in refused.items() if value]
     if given:
         told = "requests over time" if study.has_serving else "deployments"
-        raise SweepError(f"{given[0]} is given, but {study.path} has axes of {told}, which have none; drop it")
+        instead = {"--elasticities": ", or ask `jaxmoe evaluate --phase decode --elasticities` of a point"}
+        remedy = f"drop it{instead.get(given[0], '')}"
+        raise SweepError(f"{given[0]} is given, but {study.path} has axes of {told}, which have none; {remedy}")
 
 
 def _tell(
@@ -108,21 +111,21 @@ def _tell(
         folder.write_json("summary.json", _finite(summary))
         (folder.path / MAP).unlink(missing_ok=True)  # of an earlier run, whose points were others
         if axes:
-            draw_map(study, axes, best, folder.target(MAP))
+            draw_map(study, axes, best, folder.path / MAP)
 
 
-def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: Interrupts) -> None:
-    """Write and print elasticities, or say why there are none: the rest of the sweep is sound without them."""
-    folder.target(ELASTICITIES)
+def _elasticities(sweep: Sweep, folder: OutputFolder, interrupts: Interrupts) -> list[Elasticities] | None:
+    """Write elasticities, or say why there are none: the rest of the sweep is sound without them."""
     try:
         with _bar(interrupts, "slopes of points") as report:
             answers = worth(sweep.space, sweep.points, report)
     except SweepError as error:
         print_warnings([f"no elasticities: {error}"])
-        return
+        return None
+    folder.target(ELASTICITIES)
     with writing(folder.path):
         Results(folder.path, sweep.space).write_elasticities(answers)
-    _print_worth(study, answers)
+    return answers
 
 
 @contextmanager

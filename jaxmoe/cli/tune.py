@@ -76,6 +76,8 @@ def run(
     with StageTimer() as clock:
         with clock.stage("load"):
             check_optimiser(optimiser)
+            if time_limit is not None and not time_limit > 0:
+                raise OptionError(f"--time-limit is {time_limit:g}; expected seconds above 0")
             limit = [] if time_limit is None else [f"tuning.time_limit_s={time_limit}"]
             inputs = read_inputs(config, [*(overrides or ()), *limit], trace, layers)
             given = given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED))

@@ -102,9 +102,11 @@ def _nearest(deployment: Deployment, most: int) -> str:
 def stated_deployment(scenario: Scenario) -> DeploymentConfig:
     """The deployment of a scenario. Raises `OptionError` where it has none."""
     if scenario.deployment is None:
+        die = scenario.hardware.die
+        measured = die is not None and isinstance(die.gemm, FittedGemmConfig)
+        example = "{backend: sglang, tensor: 8}" if measured else "{backend: vllm, concurrency: 64}"
         raise OptionError(
-            "the scenario has no deployment. Write for example deployment: {backend: sglang, tensor: 8}, or --set "
-            "'deployment={backend: sglang, tensor: 8}'"
+            f"the scenario has no deployment. Write for example deployment: {example}, or --set 'deployment={example}'"
         )
     return scenario.deployment
 

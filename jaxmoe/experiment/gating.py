@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.config import FileTrace, PresetTrace, ProcessTrace, Scenario, WorkloadConfig
+from jaxmoe.config import FileTrace, PresetTrace, ProcessTrace, Scenario, WorkloadConfig, build_model
 from jaxmoe.memory import device_memory
 from jaxmoe.models import MoEModel
 from jaxmoe.traces import GatingTrace, Hints, TraceError, read_trace, synthetic_trace
@@ -82,6 +82,14 @@ def recorded_trace(path: Path, moe: MoEModel) -> GatingTrace:
         return read_trace(path, moe.num_experts, hints_of_model(moe))
     except TraceError as error:
         raise TraceError(f"{error}{_other_model(path, moe)}") from None
+
+
+def check_recorded(path: Path, scenario: Scenario) -> None:
+    """Raise `TraceError` for a trace file that no layer of the scenario's model fits."""
+    moe, workload = build_model(scenario.model), scenario.workload
+    trace = recorded_trace(path, moe)
+    common = {*moe.moe_layer_ids} & {*trace.layer_ids.tolist()}
+    fitting_trace(trace, moe, tuple(sorted(common)) or moe.moe_layer_ids, workload, str(path))
 
 
 def hints_of_model(moe: MoEModel) -> Hints:

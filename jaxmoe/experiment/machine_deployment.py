@@ -161,7 +161,9 @@ def _notes(inputs: Inputs, usual: float, chunk: float) -> Iterator[str]:
     if inputs.model.machine.energy is not None and (left := unstated_energy(inputs.scenario.hardware)):
         yield f"energy counts nothing for what the machine does not state: {', '.join(left)}"
     if inputs.model.machine.capacity is None:
-        yield "memory limits nothing: the machine gives no capacity"
+        yield "the capacity of memory limits nothing: the machine gives none"
+    if not inputs.model.machine.memory:
+        yield "reading weights takes no time, and decoding mostly waits for it: the machine gives no memory's bandwidth"
 
 
 def _head(scenario: Scenario) -> EvenPart:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxmoe.experiment.serving import Serving
+from jaxmoe.report.style import digits
 from jaxmoe.serving.online.capacity import between, drained_rate, highest_rate
-from jaxmoe.serving.online.metrics import Limits
+from jaxmoe.serving.online.metrics import Limits, waits_of
 from jaxmoe.serving.online.requests import Requests
 from jaxmoe.serving.online.served import Served
+
+FILLS = 10  # so many times what an answer takes requests have to come
 
 
 @dataclass(eq=False)
@@ -65,6 +68,20 @@ class RateTrials:
     def _may_meet(self, requests: Requests, served: Served) -> bool:
         count, limits = len(requests), self.serving.limits
         return (count - over_limits(requests, served, limits)) / count >= limits.part
+
+
+def hardly_fills(serving: Serving, rate: float) -> str | None:
+    """A note where the requests of a serving all come, at such a rate, before its engines are as full as they get."""
+    requests, served = serving.at(rate)
+    answer, come = float(np.median(waits_of(requests, served).end_to_end)), len(requests) / rate
+    if come >= FILLS * answer:
+        return None
+    enough = math.ceil(FILLS * answer * rate / 1000) * 1000
+    return (
+        f"the highest rate is that of {len(requests):,} requests, which come within {digits(come)} s, while an answer "
+        f"takes {digits(answer)} s: engines hardly fill, and a longer run may keep the limits at lower rates. Take "
+        f"{enough:,} requests or more, by serving.arrivals.requests where they are drawn"
+    )
 
 
 def over_limits(requests: Requests, served: Served, limits: Limits) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.experiment.inputs import OptionError, read_file
+from jaxmoe.experiment.inputs import OptionError, hints_of, read_file
 from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.models import MoEModel
 from jaxmoe.network import link_loads
@@ -50,12 +50,21 @@ def windows_of(path: Path, model: str | None) -> tuple[Float[np.ndarray, "window
     content = read_file(path, model)
     ids = tuple(int(layer) for layer in content.layer_ids)
     if isinstance(content, GatingTrace):
+        _check_top_k(content, model, path)
         parts = np.array_split(np.arange(content.num_tokens), min(16, content.num_tokens))
         windows = np.stack([np.asarray(count_pairs(content.select_tokens(part)).load, float) for part in parts])
     else:
         windows = np.asarray(content.counts, float)
     _check_counted(windows.sum(axis=0), ids, path)
     return windows[windows.any(axis=(1, 2))], ids
+
+
+def _check_top_k(trace: GatingTrace, model: str | None, path: Path) -> None:
+    top_k = hints_of(model).top_k
+    if top_k is not None and trace.top_k != top_k:
+        raise OptionError(
+            f"{path}: tokens chose {trace.top_k} experts, but --model has top_k {top_k}; use a trace of it"
+        )
 
 
 def layers_in(moe: MoEModel, ids: tuple[int, ...], num_experts: int, path: Path) -> tuple[int, ...]:

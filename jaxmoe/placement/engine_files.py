@@ -148,7 +148,8 @@ def write_slot_plan(path: Path, name: str, plan: SlotPlan) -> list[str]:
 def _lost(name: str, engine: EngineFormat, plan: SlotPlan) -> list[str]:
     lost = []
     if not engine.states_ranks:
-        lost.append(f"{name} does not state the {plan.ranks} ranks: start the engine with as many")
+        flags = "" if engine.flags is None else f", {engine.flags(plan)}"
+        lost.append(f"{name} does not state the {plan.ranks} ranks: start the engine with as many{flags}")
     lost += _noted(engine.note)
     if engine.by_position and plan.layer_ids != tuple(range(len(plan.layer_ids))):
         lost.append(f"{name} counts layers with experts from 0, and does not hold their numbers in the model")

@@ -56,6 +56,7 @@ class EngineFormat:
     states_ranks: bool = False
     by_position: bool = False  # layers with experts are counted from 0
     note: str = ""  # to know of every file
+    flags: Callable[[SlotPlan], str] | None = None  # of the engine that loads it
 
 
 # Numbers in files.
@@ -150,6 +151,12 @@ def _sglang(plan: SlotPlan) -> str:
     trivial = (np.arange(plan.slots.shape[1]) % plan.num_experts).tolist()
     own = dict(zip(plan.layer_ids, plan.slots.tolist(), strict=True))
     return json.dumps({SGLANG: [own.get(layer, trivial) for layer in range(plan.num_layers)]}) + "\n"
+
+
+def _sglang_flags(plan: SlotPlan) -> str:
+    redundant = plan.slots.shape[1] - plan.num_experts
+    more = f" --ep-num-redundant-experts {redundant}" if redundant else ""
+    return f"--ep-size {plan.ranks}{more} --init-expert-location FILE"
 
 
 # vLLM's list, and the map of vllm-ascend.
@@ -269,7 +276,7 @@ def _has(key: str) -> Callable[[Any], bool]:
 NOT_READ_YET = "vLLM reads no placement yet: this is the list of an open proposal"
 
 EPLB_FILE = EngineFormat(".npz", _has("phy2log"), _read_eplb, arrays=eplb_arrays, by_position=True)
-SGLANG_FILE = EngineFormat(".json", _has(SGLANG), _read_sglang, _sglang)
+SGLANG_FILE = EngineFormat(".json", _has(SGLANG), _read_sglang, _sglang, flags=_sglang_flags)
 VLLM_ASCEND_FILE = EngineFormat(".json", _has("layer_list"), _read_ascend, _ascend, states_ranks=True, by_position=True)
 TENSORRT_LLM_FILE = EngineFormat(".yaml", _has("num_slots"), _read_tensorrt, _tensorrt)
 VLLM_FILE = EngineFormat(

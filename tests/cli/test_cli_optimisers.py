@@ -80,7 +80,7 @@ def test_an_unknown_name_lists_the_choices(run, scenario, out):
 def test_a_time_limit_that_is_none_is_refused(run, scenario, out):
     result = run("tune", scenario, "--time-limit", "-1", "--out", out)
     assert result.exit_code == 2
-    assert "tuning.time_limit_s is -1" in result.stderr
+    assert "--time-limit is -1; expected seconds above 0" in result.stderr
     assert not out.parent.exists()
 
 

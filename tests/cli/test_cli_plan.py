@@ -227,6 +227,24 @@ def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
     assert "95% interval" in report["advice"]
 
 
+@pytest.mark.parametrize("verb", ["place", "advise"])
+def test_a_trace_with_other_choices_than_the_model_s_is_refused(run, files, out, tmp_path, verb):
+    write_trace(tmp_path / "trace.npz", synthetic_trace(40, (1, 2), 4, 3, 1.5, 0.0, 0.0, 3))
+    given = {"place": ("--slots", 6, "--ranks", 3), "advise": ("--machine", files["machine"])}[verb]
+    result = run("plan", verb, tmp_path / "trace.npz", *given, "--model", files["model"], "--to", "plan", "--out", out)
+    assert result.exit_code == 2
+    assert "tokens chose 3 experts, but --model has top_k 2" in " ".join(result.stderr.split())
+    assert not out.exists()
+
+
+def test_the_flags_of_an_engine_are_told(run, files, out):
+    given = ("--slots", 6, "--ranks", 3, "--to", "sglang", "--model", files["model"], "--out", out)
+    result = run("plan", "place", files["trace"], *given)
+    assert result.exit_code == 0, result.output
+    flags = "--ep-size 3 --ep-num-redundant-experts 2 --init-expert-location FILE"
+    assert flags in " ".join(result.stderr.split())
+
+
 def test_loads_of_other_layers_than_the_model_s_are_refused(run, files, out, tmp_path):
     np.savez(tmp_path / "loads.npz", counts=np.array([[9, 1, 1, 1]]))  # the model has experts in layers 1 and 2
     given = ("--slots", 6, "--ranks", 3, "--to", "sglang", "--model", files["model"], "--out", out)

@@ -69,6 +69,7 @@ def test_effects_and_a_map(run, study, out):
     assert result.exit_code == 0, result.output
     assert (out / "map.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((out / "summary.json").read_text())
+    assert {*summary["result_files"]} == {file.name for file in out.iterdir()}
     compute = summary["effects"]["compute"]
     assert compute["points"] == 8
     assert compute["main"][LINK] == pytest.approx(0, abs=1e-9)
@@ -88,6 +89,7 @@ def test_without_a_slope_there_are_no_elasticities_but_all_else(run, study, out)
     result = run("sweep", given, "--out", out, "--pareto", "total, p95", "--elasticities")
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
+    assert "elasticities.parquet" not in json.loads((out / "summary.json").read_text())["result_files"]
     assert "best by total of 2 points" in result.stdout
     assert result.stderr.count("no elasticities:") == 1
     assert "Traced" not in result.stderr

@@ -164,7 +164,11 @@ REFUSED = {
         ["--set", "deployment.exchange=deepep_normal", "--set", "deployment.expert_ranks=2"],
         "has no exchanges of DeepEP; take deployment.exchange collectives",
     ),
-    "none": (["--set", "deployment=null"], "the scenario has no deployment. Write for example deployment:"),
+    "none": (["--set", "deployment=null"], "no deployment. Write for example deployment: {backend: sglang, tensor: 8}"),
+    "none in the engine": (
+        ["--set", "deployment=null", "--set", "hardware.die.gemm=null"],
+        "no deployment. Write for example deployment: {backend: vllm, concurrency: 64}",
+    ),
     "roofline": (["--set", "hardware.die.gemm=null"], "deployment.tensor is 2, but deployed is timed by the engine"),
     "engine": (["--set", "deployment.exchange=engine"], "where attention is that of the system"),
     "room": (
@@ -188,7 +192,7 @@ REFUSED = {
         ["--set", "deployment.speculative={acceptance: 1.2}"],
         "deployment.speculative.acceptance is 1.2; expected",
     ),
-    "layers": (["--layers", "0"], "--layers is given beside --phase"),
+    "layers": (["--layers", "0"], "beside --phase, which times the whole model; drop one, or give --set evaluation"),
     "backend": (["--set", "deployment.backend=triton"], 'deployment.backend is "triton"'),
 }
 

@@ -5,7 +5,7 @@ import pytest
 from served_by_hand import served_by_hand
 from test_work_bound import ONE_TOKEN, SECOND, TEN, drawn_serving
 
-from jaxmoe.experiment.rate_trials import RateTrials, over_limits
+from jaxmoe.experiment.rate_trials import RateTrials, hardly_fills, over_limits
 from jaxmoe.experiment.serving import Serving
 from jaxmoe.serving.online.arrivals import mean_rate
 from jaxmoe.serving.online.buffering import RequestBuffering
@@ -105,3 +105,11 @@ def test_the_first_requests_of_a_serving_wait_as_among_all_until_the_next_comes(
     (_, alone), (_, among) = first.at(), own.at()
     assert alone.first_token[0] == among.first_token[0]
     assert len(alone.finish) == 4
+
+
+def test_requests_that_come_before_an_engine_is_full_are_told():
+    own = Serving(ONE_TOKEN, TEN, SECOND, Limits(1.5, 1.0, 1.0), 1)  # 11 requests of a second or so each
+    assert hardly_fills(own, 0.5) is None  # they come within 22 s
+    told = hardly_fills(own, 11.0)
+    assert "that of 11 requests, which come within 1 s" in told
+    assert "Take 1,000 requests or more" in told
