@@ -79,8 +79,8 @@ def hardly_fills(serving: Serving, rate: float) -> str | None:
     enough = math.ceil(FILLS * answer * rate / 1000) * 1000
     return (
         f"the highest rate is that of {len(requests):,} requests, which come within {digits(come)} s, while an answer "
-        f"takes {digits(answer)} s: engines hardly fill, and a longer run may keep the limits at lower rates. Take "
-        f"{enough:,} requests or more, by serving.arrivals.requests where they are drawn"
+        f"takes {digits(answer)} s: engines hardly fill, and a longer run may keep the limits only at lower rates. "
+        f"Take {enough:,} requests or more, by serving.arrivals.requests where they are drawn"
     )
 
 
