@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from jaxmoe.cli.comparison_output import WIDTH, new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
+from jaxmoe.experiment.rate_trials import hardly_fills
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import write_table
