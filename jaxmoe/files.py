@@ -4,11 +4,14 @@ import csv
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral, Real
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
+PNG = ".png"
+as_pdf_too: ContextVar[bool] = ContextVar("as_pdf_too", default=False)  # pictures, beside each PNG
 _written: list[Path] = []  # what is being written
 _writing = RLock()
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from jaxmoe.cli.progress import messages
 from jaxmoe.errors import InputError
-from jaxmoe.files import atomic_write
+from jaxmoe.files import as_pdf_too, atomic_write
 
 if TYPE_CHECKING:
     from jaxmoe.cli.session import OutputFolder
@@ -38,9 +38,10 @@ Latex = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json, and nothing else, in place of tables.")]
+Pdf = Annotated[bool, typer.Option("--pdf", help="Write pictures as PDF too, beside each PNG.")]
 OPTIONS = {
     name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=of)
-    for name, of, default in (("csv", Csv, None), ("latex", Latex, None), ("json", Json, False))
+    for name, of, default in (("csv", Csv, None), ("latex", Latex, None), ("pdf", Pdf, False), ("json", Json, False))
 }
 LAST = ("quiet", "verbose")  # of the options of a command
 _kept: ContextVar[list[Table] | None] = ContextVar("_kept", default=None)
@@ -61,10 +62,11 @@ def with_options(signature: Signature) -> Signature:
 
 @dataclass
 class KeptOutput:
-    """Files for the tables of a command, and whether it prints its summary as JSON in their place."""
+    """What other programs get of a command: tables as files, pictures as PDF, and JSON in place of what it prints."""
 
     csv: Path | None = None
     latex: Path | None = None
+    pdf: bool = False
     json: bool = False
     _tables: list[Table] = field(default_factory=list)
 
@@ -83,6 +85,7 @@ class KeptOutput:
     def of(self, folder: "OutputFolder") -> Iterator[None]:
         """Run a command in here that writes to `folder`; files and JSON come when it ends, also early."""
         token, printed = _kept.set(self._tables), io.StringIO() if self.json else sys.stdout
+        pictures = as_pdf_too.set(self.pdf)
         try:
             with redirect_stdout(printed):
                 yield
@@ -91,6 +94,7 @@ class KeptOutput:
             raise
         finally:
             _kept.reset(token)
+            as_pdf_too.reset(pictures)
         self._write(folder)
 
     def _write(self, folder: "OutputFolder") -> None:

@@ -24,7 +24,7 @@ from jaxmoe.cli.progress import messages, progress_lines
 from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
-from jaxmoe.files import atomic_write, remove
+from jaxmoe.files import PNG, as_pdf_too, atomic_write, remove
 from jaxmoe.memory import peak_memory
 from jaxmoe.run_folders import LISTED, SUMMARY, EarlierResults, FolderLock, earlier_results, locked
 
@@ -134,6 +134,8 @@ class OutputFolder:
             self.check(name)
             if not self._files:
                 self._earlier.remove(self.path, self._given)
+        if name.endswith(PNG) and as_pdf_too.get():
+            self._files.append((self.path / name).with_suffix(".pdf"))
         self._files.append(self.path / name)
         self._lock.note(result_files=self._listed())
         return self._files[-1]

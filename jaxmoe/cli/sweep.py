@@ -109,7 +109,8 @@ def _tell(
     print_warnings(sweep.notes)
     with writing(folder.path):
         folder.write_json("summary.json", _finite(summary))
-        (folder.path / MAP).unlink(missing_ok=True)  # of an earlier run, whose points were others
+        for name in (MAP, f"{Path(MAP).stem}.pdf"):  # of an earlier run, whose points were others
+            (folder.path / name).unlink(missing_ok=True)
         if axes:
             draw_map(study, axes, best, folder.path / MAP)
 

@@ -86,7 +86,7 @@ def recorded_trace(path: Path, moe: MoEModel) -> GatingTrace:
 
 def check_recorded(path: Path, scenario: Scenario) -> None:
     """Raise `TraceError` for a trace file that no layer of the scenario's model fits."""
-    moe, workload = build_model(scenario.model), scenario.workload
+    moe, workload = build_model(scenario.model), scenario.workload.model_copy(update={"batch_tokens": 1})
     trace = recorded_trace(path, moe)
     common = {*moe.moe_layer_ids} & {*trace.layer_ids.tolist()}
     fitting_trace(trace, moe, tuple(sorted(common)) or moe.moe_layer_ids, workload, str(path))

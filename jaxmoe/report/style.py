@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
-from jaxmoe.files import atomic_write
+from jaxmoe.files import as_pdf_too, atomic_write
 
 DPI = 160
 TITLE_SIZE = 13
@@ -249,10 +249,15 @@ def legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 5) -> No
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG; an older file of that name is replaced at once, or not at all."""
-    with atomic_write(path) as aside:
-        # Without the name of the drawing library and its version, the same data give the same bytes.
-        figure.savefig(aside, format="png", dpi=DPI, metadata={"Software": None}, bbox_inches="tight", pad_inches=0.12)
+    """Write the figure as PNG, and as PDF beside it where that is wanted.
+
+    An older file of that name is replaced at once, or not at all.
+    """
+    # Without the name of the drawing library, its version and the date, the same data give the same bytes.
+    unsaid = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
+    for kind in ("png", "pdf") if as_pdf_too.get() else ("png",):
+        with atomic_write(path.with_suffix(f".{kind}")) as aside:
+            figure.savefig(aside, format=kind, dpi=DPI, metadata=unsaid[kind], bbox_inches="tight", pad_inches=0.12)
 
 
 # What colours stand for in pictures of networks: a measure with its unit, from zero to the largest value.

@@ -75,6 +75,22 @@ def test_json_alone_is_printed_and_tables_are_written(run, scenario, out, tmp_pa
     assert "limited by" not in done.stdout
 
 
+@pytest.mark.usefixtures("rendered")
+def test_pictures_are_pdf_too_and_the_same_bytes_again(run, scenario, out):
+    found = []
+    for more in (["--pdf"], ["--pdf"], []):
+        done = run("evaluate", scenario, "--layers", 3, *more, "--out", out)
+        assert done.exit_code == 0, done.output
+        pictures = {path.stem for path in out.glob("*.png")}
+        assert {path.stem for path in out.glob("*.pdf")} == (pictures if more else set())
+        assert {*json.loads((out / "summary.json").read_text())["result_files"]} == {
+            path.name for path in out.iterdir()
+        }
+        found.append({path.name: path.read_bytes() for path in out.glob("*.pdf")})
+    assert found[0] == found[1]
+    assert all(content.startswith(b"%PDF") for content in found[0].values())
+
+
 @pytest.mark.parametrize("verb", ["simulate", "validate", "sweep", "tune"])
 def test_every_verb_prints_its_summary(verb, run, scenario, out, tmp_path):
     given, more = scenario, ()
