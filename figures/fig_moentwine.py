@@ -317,6 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent, help="folder of the images")
     out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
     for draw in (
         draw_layouts,
         draw_found,
