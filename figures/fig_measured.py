@@ -3,11 +3,10 @@
 python figures/fig_measured.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report import style
 
@@ -43,9 +42,8 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main() -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    draw(read_table(STUDIES / "measured" / "by_kind.csv"), parser.parse_args().out / "measured_errors.png")
+    out = images_folder(__doc__)
+    draw(read_table(STUDIES / "measured" / "by_kind.csv"), out / "measured_errors.png")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 python figures/fig_moentwine.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from panels import GroupPanel, ScatterPanel, plot_bar_panels, plot_scatter_panels
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report import MeshPanel, plot_mesh_loads, style
 from jaxmoe.report.style import Measure
@@ -314,10 +313,7 @@ def draw_agreement(out: Path) -> None:
 
 def main() -> None:
     """Draw all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent, help="folder of the images")
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
+    out = images_folder(__doc__)
     for draw in (
         draw_layouts,
         draw_found,

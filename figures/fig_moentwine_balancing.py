@@ -3,12 +3,11 @@
 python figures/fig_moentwine_balancing.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report import style
 
@@ -166,9 +165,7 @@ DRAWINGS = (draw_traces, draw_balance, draw_parts, draw_gradient, draw_stream)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    out = parser.parse_args().out
+    out = images_folder(__doc__)
     for draw in DRAWINGS:
         draw(out)
 

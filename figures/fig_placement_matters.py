@@ -3,11 +3,10 @@
 python figures/fig_placement_matters.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from tables import STUDIES, Rows, column, distinct, read_table, select
+from tables import STUDIES, Rows, column, distinct, images_folder, read_table, select
 
 from jaxmoe.report import style
 
@@ -45,9 +44,8 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main() -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    draw(read_table(STUDIES / "measured" / "placement.csv"), parser.parse_args().out / "placement_matters.png")
+    out = images_folder(__doc__)
+    draw(read_table(STUDIES / "measured" / "placement.csv"), out / "placement_matters.png")
 
 
 if __name__ == "__main__":

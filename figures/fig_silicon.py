@@ -3,11 +3,10 @@
 python figures/fig_silicon.py
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from tables import STUDIES, Rows, column, read_table
+from tables import STUDIES, Rows, column, images_folder, read_table
 
 from jaxmoe.report import style
 
@@ -49,9 +48,8 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main() -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
-    draw(read_table(STUDIES / "silicon" / "pairs.csv"), parser.parse_args().out / "silicon_errors.png")
+    out = images_folder(__doc__)
+    draw(read_table(STUDIES / "silicon" / "pairs.csv"), out / "silicon_errors.png")
 
 
 if __name__ == "__main__":
