@@ -62,7 +62,7 @@ def with_options(signature: Signature) -> Signature:
 
 @dataclass
 class KeptOutput:
-    """What other programs get of a command: tables as files, pictures as PDF, and JSON in place of what it prints."""
+    """Tables as files, pictures as PDF, and JSON in place of what is printed, where a command is asked for them."""
 
     csv: Path | None = None
     latex: Path | None = None

@@ -76,10 +76,7 @@ def run(
     with StageTimer() as clock:
         with clock.stage("load"):
             check_optimiser(optimiser)
-            if time_limit is not None and not time_limit > 0:
-                raise OptionError(f"--time-limit is {time_limit:g}; expected seconds above 0")
-            limit = [] if time_limit is None else [f"tuning.time_limit_s={time_limit}"]
-            inputs = read_inputs(config, [*(overrides or ()), *limit], trace, layers)
+            inputs = read_inputs(config, [*(overrides or ()), *_limited(time_limit)], trace, layers)
             given = given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED))
             others = [*standard_strategies(inputs), *given]
             problem = placement_problem(inputs)
@@ -153,6 +150,15 @@ def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[
 
 
 # Plans are written as soon as they are found, and what there is of them where the command ends before the search does.
+
+
+def _limited(time_limit: float | None) -> list[str]:
+    """The time limit as an override of the scenario."""
+    if time_limit is None:
+        return []
+    if not time_limit > 0:
+        raise OptionError(f"--time-limit is {time_limit:g}; expected seconds above 0")
+    return [f"tuning.time_limit_s={time_limit}"]
 
 
 def _searching(folder: OutputFolder, limit_s: float) -> float:
