@@ -33,7 +33,7 @@ def run(kind: str | None) -> None:
     if kind is None:
         for name, parts in _every():
             typer.echo(wrapped.fill(f"{name}: {parts}"))
-        typer.echo(f"A line for each: jaxmoe list {'|'.join(KINDS)}")
+        typer.echo(wrapped.fill(f"jaxmoe list KIND has a line for each: {', '.join(KINDS)}"))
         return
     if kind not in KINDS:
         raise ConfigError(f"KIND is {kind!r}, expected one of {', '.join(KINDS)}. Write one of them, or leave it out.")
@@ -105,12 +105,56 @@ def _formats() -> Iterator[Line]:
     yield "plan", "placement: .npz, jaxmoe's own"
 
 
+STRATEGIES_SAY = {
+    "tp": "every expert cut over all nodes, results added up along a ring one way",
+    "tp_both_ways": "the same, both ways round",
+    "ep_random": "whole experts, as many on every node, at random",
+    "ep_balanced": "whole experts, as many on every node, dealt by load",
+    "ep": "as ep_balanced, but fewer experts than nodes are cut over equal parts of the nodes",
+    "hybrid": "whole experts dealt by load to strategies.hybrid_regions groups of nodes, each cut over its group",
+    "hybrid_ring": "the same, added up by rings inside the groups; what groups send each other is left out (hd_moe)",
+    "hybrid_complete": "the same, by rings inside the groups and between them",
+    "ep_runs": "whole experts in equal runs by number; where it is asked for",
+}
+METRICS_SAY = {
+    "total": "time of a layer, mean over layers and batches",
+    "p95": "time of a layer that 95 % of batches do not exceed",
+    "dispatch": "time until tokens are where their experts are",
+    "compute": "time of the slowest node's experts",
+    "combine": "time until results are back and added up",
+    "utilisation": "part of the time in which the mean node computes or waits for memory; more is better",
+    "communication_share": "part of dispatch and combine in all stages",
+    "busiest": "time of the resource that is busy longest; which one is in busiest_kind and busiest_index",
+    "energy": "energy of a layer, of all that the machine states",
+    "energy_per_token": "the same over tokens of a batch",
+    "area": "area of the machine's dies",
+    "price": "price of the machine",
+    "bound": "time that no placement beats, by search",
+    "tuned": "time of the best of the usual strategies and a short descent, by search",
+}
+
+
+def _strategies() -> Iterator[Line]:
+    for name in registry.STRATEGIES:
+        if name in STRATEGIES_SAY or name in registry.STRATEGIES.added:
+            yield name, STRATEGIES_SAY.get(name) or _first_line(registry.STRATEGIES[name])
+        else:
+            yield example_of(name), "copies of every expert, one in each region of a mesh; cut, whole, or both inside"
+
+
+def _metrics() -> Iterator[Line]:
+    for name in dict.fromkeys((*registry.METRICS, *METRICS_SAY)):
+        yield name, METRICS_SAY.get(name) or _first_line(registry.METRICS[name])
+
+
 KINDS: dict[str, Callable[[], Iterator[Line]]] = {
     "machines": _machines,
     "models": _models,
     "scenarios": _scenarios,
+    "strategies": _strategies,
     "exchanges": _exchanges,
     "systems": _systems,
+    "metrics": _metrics,
     "formats": _formats,
 }
 

@@ -7,8 +7,9 @@ import pytest
 from jaxmoe.cli import listing
 from jaxmoe.config import load_hardware, load_model, load_scenario
 from jaxmoe.config.files import shipped_names
+from jaxmoe.experiment.metrics import columns
 from jaxmoe.placement.exchange import Registered, exchange_of
-from jaxmoe.registry import ENGINES, TRACES
+from jaxmoe.registry import ENGINES, STRATEGIES, TRACES, example_of
 
 
 @pytest.fixture
@@ -60,6 +61,14 @@ def test_exchanges_formats_and_systems_are_listed(told):
     assert "has to know the batch" not in exchanges["token_home"]
     assert {*TRACES, *ENGINES, "plan"} <= told("formats").keys()
     assert told("systems")["static"] == "The plan as it is, in every iteration."
+
+
+def test_every_strategy_and_metric_is_told(told):
+    strategies, metrics = told("strategies"), told("metrics")
+    assert {*STRATEGIES.names} <= strategies.keys() == {*map(example_of, STRATEGIES)}
+    assert {*columns()} == metrics.keys()
+    assert all(strategies.values())
+    assert all(metrics.values())
 
 
 def test_an_unknown_kind_is_one_clear_error(run):
