@@ -109,7 +109,7 @@ STRATEGIES_SAY = {
     "tp": "every expert cut over all nodes, results added up along a ring one way",
     "tp_both_ways": "the same, both ways round",
     "ep_random": "whole experts, as many on every node, at random",
-    "ep_balanced": "whole experts, as many on every node, dealt by load",
+    "ep_balanced": "whole experts, the hottest first, each on the node that is done with it first",
     "ep": "as ep_balanced, but fewer experts than nodes are cut over equal parts of the nodes",
     "hybrid": "whole experts dealt by load to strategies.hybrid_regions groups of nodes, each cut over its group",
     "hybrid_ring": "the same, added up by rings inside the groups; what groups send each other is left out (hd_moe)",
