@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxmoe.experiment.serving import Serving
-from jaxmoe.report.style import digits
 from jaxmoe.serving.online.capacity import between, drained_rate, highest_rate
 from jaxmoe.serving.online.metrics import Limits, waits_of
 from jaxmoe.serving.online.requests import Requests
@@ -78,8 +77,8 @@ def hardly_fills(serving: Serving, rate: float) -> str | None:
         return None
     enough = math.ceil(FILLS * answer * rate / 1000) * 1000
     return (
-        f"the highest rate is that of {len(requests):,} requests, which come within {digits(come)} s, while an answer "
-        f"takes {digits(answer)} s: engines hardly fill, and a longer run may keep the limits only at lower rates. "
+        f"the highest rate is that of {len(requests):,} requests, which come within {come:,.1f} s, while an answer "
+        f"takes {answer:,.1f} s: engines hardly fill, and a longer run may keep the limits only at lower rates. "
         f"Take {enough:,} requests or more, by serving.arrivals.requests where they are drawn"
     )
 

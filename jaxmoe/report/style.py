@@ -255,8 +255,9 @@ def save(figure: Figure, path: Path) -> None:
     """
     # Without the name of the drawing library, its version and the date, the same data give the same bytes.
     unsaid = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
-    for kind in ("png", "pdf") if as_pdf_too.get() else ("png",):
-        with atomic_write(path.with_suffix(f".{kind}")) as aside:
+    targets = {"png": path} | ({"pdf": path.with_suffix(".pdf")} if as_pdf_too.get() else {})
+    for kind, target in targets.items():
+        with atomic_write(target) as aside:
             figure.savefig(aside, format=kind, dpi=DPI, metadata=unsaid[kind], bbox_inches="tight", pad_inches=0.12)
 
 

@@ -111,5 +111,5 @@ def test_requests_that_come_before_an_engine_is_full_are_told():
     own = Serving(ONE_TOKEN, TEN, SECOND, Limits(1.5, 1.0, 1.0), 1)  # 11 requests of a second or so each
     assert hardly_fills(own, 0.5) is None  # they come within 22 s
     told = hardly_fills(own, 11.0)
-    assert "that of 11 requests, which come within 1 s" in told
+    assert "that of 11 requests, which come within 1.0 s" in told
     assert "Take 1,000 requests or more" in told
