@@ -68,7 +68,7 @@ def run(
         with clock.stage("draw and write"):
             _draw(folder, scenario, serving, served)
             _write(folder, serving, requests, served)
-        report = _report(serving, requests, served, highest, forbids)
+        report = _report(serving, requests, served, highest, forbids) | {"highest_rate_note": short}
         summary = {"command": "serve", "scenario": resolved(scenario), **surroundings(), **report}
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
     _print_waits(scenario, report)

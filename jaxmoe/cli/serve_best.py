@@ -45,6 +45,7 @@ def run(folder: OutputFolder, interrupts: Interrupts, config: Path) -> None:
             **surroundings(),
             "best": {"deployment": dict(best.candidate.values), **_told(best), "rate_per_s": whole},
             "forbids_more": forbids._asdict(),
+            "highest_rate_note": short,
             "deployments": len(outcomes) + len(left_out),
             "simulated_requests": sum(each.simulated for each in outcomes),
             "left_out": left_out,

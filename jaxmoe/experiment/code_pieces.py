@@ -42,7 +42,10 @@ class Piece:
 
 
 def watch() -> None:
-    """Note functions that run from now on, in this thread and in those that are started; a tenth slower or so."""
+    """Note functions that run from now on, in this thread and in those that are started.
+
+    What is mostly Python takes half as long again.
+    """
     global _WATCHED
     if _WATCHED is None:
         _WATCHED = True
