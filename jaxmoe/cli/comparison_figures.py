@@ -1,10 +1,11 @@
 """Pictures of a comparison, and the loads that are in them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxmoe.cli.session import OutputFolder
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.limits import layer_limits, usual_limit
@@ -30,36 +31,33 @@ from jaxmoe.tune import History, TuneResult
 def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
     """Figures of `evaluate`, which `tune` draws as well, and the loads that are in them."""
     scenario = inputs.scenario.name
-    latency = {name: score.mean for name, score in comparison.scores.items()}
-    plot_layer_latency(
-        folder.target("latency_by_layer.png"),
-        inputs.layer_ids,
-        latency,
-        f"{scenario}: time of a layer under its own exchange",
-    )
-    stages = {name: (score.dispatch, score.compute, score.combine) for name, score in comparison.scores.items()}
+    best = {name: comparison.best(name).time for name in comparison.strategies}
+    latency = {name: time.mean for name, time in best.items()}
+    title = f"{scenario}: time of a layer under its best exchange"
+    plot_layer_latency(folder.target("latency_by_layer.png"), inputs.layer_ids, latency, title)
+    stages = {name: (time.dispatch, time.compute, time.combine) for name, time in best.items()}
     topology = inputs.model.machine.topology
-    limits = {name: usual_limit(layer_limits(score, topology)).text for name, score in comparison.scores.items()}
-    title = f"{scenario}: stages of a layer under its own exchange, and their limit"
+    limits = {name: usual_limit(layer_limits(time, topology)).text for name, time in best.items()}
+    title = f"{scenario}: stages of a layer under its best exchange, and their limit"
     plot_breakdown(folder.target("breakdown.png"), stages, title, limits)
     if inputs.shape is not None:
-        _draw_mesh_loads(folder, inputs, inputs.shape, comparison)
+        _draw_mesh_loads(folder, inputs, inputs.shape, best)
     else:
-        _draw_network_loads(folder, inputs, comparison)
+        _draw_network_loads(folder, inputs, best, comparison.fastest or next(iter(best)))
     simulated = {name: replay.time.communication for name, replay in comparison.replays.items()}
     model = {name: comparison.replayed[name].communication for name in simulated}
     draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
-    _write_loads(folder, inputs, comparison)
+    _write_loads(folder, inputs, best)
 
 
-def _write_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
-    """`loads.npz`: busy seconds of every node and link by strategy and layer, under the strategy's own exchange."""
-    topology, scores = inputs.model.machine.topology, comparison.scores
+def _write_loads(folder: OutputFolder, inputs: Inputs, best: Mapping[str, LayerTime]) -> None:
+    """`loads.npz`: busy seconds of every node and link by strategy and layer, under the best exchange."""
+    topology = inputs.model.machine.topology
     loads = MachineLoads(
-        names=list(scores),
+        names=list(best),
         frames=[f"layer {layer}" for layer in inputs.layer_ids],
-        node=np.stack([score.node_time for score in scores.values()]),
-        link=np.stack([score.link_time for score in scores.values()]),
+        node=np.stack([time.node_time for time in best.values()]),
+        link=np.stack([time.link_time for time in best.values()]),
         link_ends=np.asarray(topology.link_ends),
         positions=np.asarray(topology.positions()),
         unit="s",
@@ -112,43 +110,44 @@ def _agreement_text(figures: Figures) -> str:
     )
 
 
-def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int], comparison: Comparison) -> None:
+def _draw_mesh_loads(
+    folder: OutputFolder, inputs: Inputs, shape: tuple[int, int], best: Mapping[str, LayerTime]
+) -> None:
     """Two plans in the layer in which they differ most, with the gathering plan between them if it differs."""
-    before, after = _before_and_after(comparison)
-    gain = comparison.scores[before].mean - comparison.scores[after].mean
+    before, after = _before_and_after([*best])
+    gain = best[before].mean - best[after].mean
     row = int(np.abs(gain).argmax())
     order = mesh_link_order(shape, inputs.model.machine.topology.link_ends)
     panels = [
-        MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row, order])
+        MeshPanel(name, best[name].node_time[row], best[name].link_time[row, order])
         for name in (before, GATHERED, after)
-        if name in comparison.scores
+        if name in best
     ]
     where = f"layer {inputs.layer_ids[row]}, where {before} and {after} differ most"
-    title = f"{inputs.scenario.name}: loads under own exchanges in {where}"
+    title = f"{inputs.scenario.name}: loads under best exchanges in {where}"
     plot_mesh_loads(folder.target("mesh_loads.png"), shape, panels, title)
 
 
-def _draw_network_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
-    """Loads on a network that is no mesh, under the fastest strategy's own exchange, in its slowest layer."""
-    name, topology = comparison.fastest or next(iter(comparison.scores)), inputs.model.machine.topology
-    score = comparison.scores[name]
-    row = int(score.mean.argmax())
+def _draw_network_loads(folder: OutputFolder, inputs: Inputs, best: Mapping[str, LayerTime], name: str) -> None:
+    """Loads on a network that is no mesh, under the best exchange of strategy `name`, in its slowest layer."""
+    time, topology = best[name], inputs.model.machine.topology
+    row = int(time.mean.argmax())
     plot_network(
         folder.target("network_loads.png"),
         np.asarray(topology.link_ends),
         np.asarray(topology.positions()),
-        score.link_time[row],
-        score.node_time[row],
-        title=f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, {name} under its own exchange",
+        time.link_time[row],
+        time.node_time[row],
+        title=f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, {name} under its best exchange",
         num_nodes=topology.num_nodes,
         measures=(NODE_TIME, LINK_TIME),
     )
 
 
-def _before_and_after(comparison: Comparison) -> tuple[str, str]:
+def _before_and_after(names: Sequence[str]) -> tuple[str, str]:
     """Tuned after the first given plan, else after balanced EP; without tuning, a given plan, else hybrid, after it."""
-    given = [name for name in comparison.scores if name not in {*compared_strategies(), GATHERED, TUNED}]
-    if TUNED in comparison.scores:
+    given = [name for name in names if name not in {*compared_strategies(), GATHERED, TUNED}]
+    if TUNED in names:
         return (given or ["ep_balanced"])[0], TUNED
     return "ep_balanced", (given or ["hybrid"])[0]
 

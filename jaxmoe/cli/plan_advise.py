@@ -11,8 +11,9 @@ from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import build_layer_model, build_model, element_bytes
 from jaxmoe.engine.copies import replica_model
-from jaxmoe.experiment.advice import Advice, Case, advice_report, alternatives
+from jaxmoe.experiment.advice import Advice, Case, advice_report
 from jaxmoe.experiment.advice import advise as advised
+from jaxmoe.experiment.advice_alternatives import alternatives
 from jaxmoe.experiment.confidence import whole_steps
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
@@ -157,7 +158,7 @@ def advise(
             case = Case(scenario, tokens, steps, choice_of(choice))
         with clock.stage("compare"):
             advice = advised(case, windows)
-            others = alternatives(case, advice.deployed, windows)
+            others, layers = alternatives(case, advice.deployed, windows)
         ranks = case.layer().machine.num_nodes
         missing = "" if case.beside() is not None else "the model states no attention"
         told = counted(f"the {windows.shape[1]} MoE layers of the trace", context, missing)
@@ -171,13 +172,14 @@ def advise(
             **advice_report(advice, ranks),
             "counted": told,
             "alternatives_token_s": others,
+            "alternatives_layers": layers,
             "written": {"format": to, "path": str(target)},
             "notes": notes,
         }
         folder.write_json("summary.json", report | {"wall_s": clock.report()})
         _print_actions(advice, f"{scenario.name}; {element_bytes(scenario).told()}", ranks, told)
         _print_balance(advice)
-        _print_alternatives(others)
+        _print_alternatives(others, layers)
         typer.echo(advice.sentence)
         print_warnings(notes)
 
@@ -208,10 +210,11 @@ def _print_balance(advice: Advice) -> None:
     _print_columns(BALANCE, "action", [each.action.name for each in outcomes], columns)
 
 
-def _print_alternatives(others: dict[str, float]) -> None:
+def _print_alternatives(others: dict[str, float], layers: int) -> None:
     factor, unit = time_unit(max(others.values()))
     columns = {f"a token\n{unit}": aligned(value * factor for value in others.values())}
-    _print_columns("beside placement: a token in the first layer's experts", "what", [*others], columns)
+    title = f"beside placement: a token in the experts of a layer, mean over {layers} layers"
+    _print_columns(title, "what", [*others], columns)
 
 
 def _print_columns(

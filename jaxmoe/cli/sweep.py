@@ -15,10 +15,11 @@ from jaxmoe.cli.comparison_output import NONE, as_factor, new_table, print_table
 from jaxmoe.cli.progress import bars_of
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.sweep_answers import draw_map, label_of, map_axes, print_limits, tell_effects
-from jaxmoe.cli.sweep_tables import print_best, print_front
+from jaxmoe.cli.sweep_tables import point_rows, print_best, print_front
 from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.files import write_table
 from jaxmoe.registry import METRICS
 from jaxmoe.report.style import aligned, time_unit
 from jaxmoe.sweep.analysis import Elasticities, Winner, check_metrics, check_searched, limits, winners
@@ -34,7 +35,8 @@ from jaxmoe.sweep.run import Sweep, run_sweep
 from jaxmoe.sweep.study import Study, read_study
 from jaxmoe.units import GIGA
 
-MAP = "map.png"
+MAP, TABLE = "map.png", "points.csv"
+MOST_IN_TABLE = 100_000  # points: no spreadsheet opens more, and the files under points/ have all
 
 
 def run(
@@ -107,10 +109,15 @@ def _tell(
     summary = _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen, "limits": limits(sweep.rows)}
     summary |= {"effects": tell_effects(study, sweep)} if effects else {}
     print_warnings(sweep.notes)
+    listed = len(sweep.points) <= MOST_IN_TABLE
     with writing(folder.path):
+        if listed:
+            folder.target(TABLE)
         folder.write_json("summary.json", _finite(summary))
-        for name in (MAP, f"{Path(MAP).stem}.pdf"):  # of an earlier run, whose points were others
+        for name in (MAP, f"{Path(MAP).stem}.pdf", TABLE):  # of an earlier run, whose points were others
             (folder.path / name).unlink(missing_ok=True)
+        if listed:
+            write_table(folder.path / TABLE, point_rows(study, sweep), digits=6)
         if axes:
             draw_map(study, axes, best, folder.path / MAP)
 

@@ -71,6 +71,15 @@ def print_front(study: Study, rows: Sequence[Row], names: Sequence[str]) -> None
     print_table(table)
 
 
+def point_rows(study: Study, sweep: Sweep) -> Iterator[Row]:
+    """A row for each point, for spreadsheets: its values, the study's metrics, and what limits it."""
+    metrics = [column_of(name) for name in study.config.metrics]
+    for point, row in zip(sweep.points, sweep.rows, strict=True):
+        kind = row["busiest_kind"]
+        limit = {"limit": None if kind is None else resource_name(kind), "note": row["note"]}
+        yield {key: row.get(key) for key in ("hash", *point.values, *metrics)} | limit
+
+
 def metric_column(name: str, rows: Iterable[Row]) -> tuple[str, list[str]]:
     """The heading of a metric with its unit, and a cell for each row; seconds and joules in handy units."""
     column = column_of(name)

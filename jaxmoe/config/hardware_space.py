@@ -27,6 +27,7 @@ from jaxmoe.config.base import Fraction, RuleError, Section
 from jaxmoe.config.expressions import Expression, ExpressionError, check_expression, in_order
 from jaxmoe.config.keys import Count, RangeConfig, Seed, Texts
 from jaxmoe.config.loader import load_section
+from jaxmoe.errors import write_one
 from jaxmoe.registry import METRICS
 
 # Placements: all usual strategies; one that descends together with the machine; what the scenario's system does.
@@ -156,7 +157,8 @@ class HardwareSpace(Section):
     @model_validator(mode="after")
     def _objective_has_a_slope(self) -> "HardwareSpace":
         if self.objective not in METRICS:
-            raise RuleError(("objective",), self.objective, f"one of {', '.join(METRICS)}", "Write one of them")
+            remedy = write_one(self.objective, METRICS)
+            raise RuleError(("objective",), self.objective, f"one of {', '.join(METRICS)}", remedy)
         if self.placement == SYSTEM and self.objective not in ("total", "p95"):
             told = f"total or p95 beside placement: {SYSTEM}"
             raise RuleError(("objective",), self.objective, told, "A system tells the times of layers alone")

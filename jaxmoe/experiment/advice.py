@@ -8,14 +8,13 @@ requests, so where memory is tight fewer tokens fit in a step. Actions are compa
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from jaxmoe.config import Scenario, build_layer_model, build_model
 from jaxmoe.config.build import build_even_parts
-from jaxmoe.engine import Decisions, EvenParts, Layer
+from jaxmoe.engine import EvenParts, Layer
 from jaxmoe.engine.copies import ReplicaModel, replica_model
 from jaxmoe.experiment.confidence import SampledGain
 from jaxmoe.experiment.rebalancing import (
@@ -23,13 +22,12 @@ from jaxmoe.experiment.rebalancing import (
     moving_seconds,
     rebalanced,
 )
-from jaxmoe.experiment.replica_plans import EXCHANGE, drawn_tokens, served_by, token_seconds
+from jaxmoe.experiment.replica_plans import token_seconds
 from jaxmoe.experiment.slot_plans import balance
 from jaxmoe.experiment.whole_model import Step, step_report
-from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
-from jaxmoe.placement.slots import loads_of_slots, new_copies, share_of_slots
+from jaxmoe.placement.slots import loads_of_slots, new_copies
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
 WORTH = 0.01  # a gain below this part is not worth an action
@@ -291,35 +289,6 @@ def _for_all(case: Case, chosen: ActionOutcome, windows: Windows) -> Slots:
     model, top_k = replica_model(case.layer(), case.choice), build_model(case.scenario.model).top_k
     loads = np.swapaxes(_scaled(windows, float(chosen.tokens * top_k)), 0, 1)
     return tuned_slots(ReplicaProblem(model, loads, chosen.slots.shape[1]), case.moves, seed=case.seed).slots
-
-
-def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]:
-    """Seconds of a token in the experts of the first layer, by the name of what is changed instead of placement.
-
-    Tensor parallelism of all experts over all ranks, results that come back along trees, and a batch twice as large,
-    beside experts as numbered and the `slots` advised; all of tokens drawn from the loads.
-    """
-    layer, moe = case.layer(), build_model(case.scenario.model)
-    nodes, experts = layer.machine.num_nodes, moe.num_experts
-    even = jnp.full((experts, nodes), 1 / nodes)
-    whole = jnp.asarray(np.eye(nodes)[np.arange(experts) * nodes // experts], jnp.float32)
-
-    def seconds(share: Array, exchange: str = EXCHANGE, times: int = 1, served: bool = False) -> float:
-        batch = drawn_tokens(windows.mean(axis=0)[0], times * case.tokens, moe.top_k, case.seed)
-        at = None
-        if served:
-            stacked = jax.tree.map(lambda leaf: leaf[None, None], batch)
-            at = jnp.asarray(served_by(replica_model(layer, case.choice), slots[:1], stacked, experts)[0, 0])
-        decided = Decisions(share, build_exchange(exchange, layer.machine.topology), at)
-        return float(layer.time(decided, batch).total) / (times * case.tokens)
-
-    return {
-        "as numbered": seconds(whole),
-        "as numbered, along trees": seconds(whole, f"{EXCHANGE}_tree"),
-        "as numbered, twice the batch": seconds(whole, times=2),
-        "tensor parallelism over all ranks": seconds(even, "ring_both_ways"),
-        "as advised": seconds(jnp.asarray(share_of_slots(slots[:1], experts, nodes)[0]), served=True),
-    }
 
 
 def advice_report(advice: Advice, ranks: int) -> dict[str, Any]:

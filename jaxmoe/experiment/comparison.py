@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 
+import jax
 import numpy as np
 
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.des import LayerReplay
 from jaxmoe.engine import LayerTime
+from jaxmoe.errors import write_one
 from jaxmoe.experiment.evaluation import Replay, is_simulated, replay, score
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.stage_timer import Report, StageTimer
@@ -62,7 +64,8 @@ def check_budget(problem: PlacementProblem, copies: int) -> None:
 def check_optimiser(name: str) -> None:
     """Raise `OptionError` for a name that is an unknown optimiser, or an optimiser that lacks a package."""
     if name not in OPTIMISERS:
-        raise OptionError(f"--optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
+        told = f"--optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}"
+        raise OptionError(f"{told}. {write_one(name, OPTIMISERS)}")
     for package, extra in OPTIMISERS[name].needs.items():
         if find_spec(package) is None:
             install = install_command(extra, package)
@@ -127,11 +130,15 @@ def tuned_strategies(inputs: Inputs, result: TuneResult, problem: PlacementProbl
 
 @dataclass(frozen=True)
 class BestExchange:
-    """The fastest exchange of every layer, and under it the mean seconds over batches, [layer], and all times."""
+    """The fastest exchange of every layer, and times under it, [layer, batch]."""
 
     exchange: tuple[str, ...]
-    mean: np.ndarray
-    times: tuple[LayerTime, ...]  # of every layer, [batch]
+    time: LayerTime
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean seconds over batches, [layer]."""
+        return self.time.mean
 
 
 @dataclass(frozen=True)
@@ -149,11 +156,10 @@ class Comparison:
         """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""
         own = self.strategies[name].placement.exchange
         names, times = [*self.under[name]], [self.scores[name], *self.under[name].values()]
-        means = np.stack([each.mean for each in times])
-        fastest = means.argmin(axis=0).tolist()
+        fastest = np.stack([each.mean for each in times]).argmin(axis=0).tolist()
         chosen = tuple(names[index - 1] if index else own[row] for row, index in enumerate(fastest))
-        rows = tuple(times[index].layer(row) for row, index in enumerate(fastest))
-        return BestExchange(chosen, means.min(axis=0), rows)
+        rows = (times[index].layer(row) for row, index in enumerate(fastest))
+        return BestExchange(chosen, jax.tree.map(lambda *leaves: np.stack(leaves), *rows))
 
     @property
     def fastest(self) -> str | None:

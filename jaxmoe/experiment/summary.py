@@ -13,7 +13,7 @@ import numpy as np
 from jaxmoe.config import element_bytes, resolved, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
-from jaxmoe.experiment.limits import LayerLimit, layer_limit, layer_limits, usual_limit
+from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.experiment.whole_model import WholeModel, step_report
@@ -123,7 +123,7 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
     strategy = comparison.strategies[name]
     seconds, best = _seconds(comparison, name), comparison.best(name)
     topology = inputs.model.machine.topology
-    own, best_limits = layer_limits(comparison.scores[name], topology), [layer_limit(t, topology) for t in best.times]
+    own, best_limits = layer_limits(comparison.scores[name], topology), layer_limits(best.time, topology)
     limits = _limits(inputs, comparison, name, own)
     return {
         "fits": strategy.fits,
@@ -153,21 +153,20 @@ def memory_report(inputs: Inputs, strategy: Strategy) -> dict[str, float | None]
 
 
 def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray]:
-    """Seconds of every layer under its own exchange, and in all under its best one.
+    """Seconds of every layer under its own exchange, and under its best one (`best_`).
 
     `des_model_total_s` is the model on the batches that `des_total_s` replays, with the simulator's schedule.
     """
-    score = comparison.scores[name]
-    return {
-        "compute_s": score.compute.mean(axis=1),
-        "dispatch_s": score.dispatch.mean(axis=1),
-        "combine_s": score.combine.mean(axis=1),
-        "total_s": score.mean,
-        "p95_total_s": score.p95,
-        "best_total_s": comparison.best(name).mean,
-        "des_total_s": comparison.replays[name].time.mean,
-        "des_model_total_s": comparison.replayed[name].mean,
+    under = {"": comparison.scores[name], "best_": comparison.best(name).time}
+    parts = {
+        f"{prefix}{stage}_s": getattr(time, stage).mean(axis=1)
+        for prefix, time in under.items()
+        for stage in ("compute", "dispatch", "combine")
     }
+    totals = {f"{prefix}total_s": time.mean for prefix, time in under.items()}
+    tails = {f"{prefix}p95_total_s": time.p95 for prefix, time in under.items()}
+    simulated = {"des_total_s": comparison.replays[name].time.mean, "des_model_total_s": comparison.replayed[name].mean}
+    return parts | totals | tails | simulated
 
 
 def _energy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxmoe.config.expressions import ExpressionError
 from jaxmoe.config.keys import PLAN, SYSTEM, is_number
+from jaxmoe.errors import did_you_mean
 from jaxmoe.experiment.metrics import SEARCHED, Row, column_of, cost, is_finite
 from jaxmoe.sweep.compile_groups import Group, groups_of
 from jaxmoe.sweep.evaluation import given, metrics_at
@@ -44,7 +45,8 @@ def check_metrics(names: Sequence[str]) -> None:
     """Raise `SweepError` for other than two or three different known metrics."""
     known = f"two or three of {', '.join(known_metrics())}"
     if not 2 <= len(names) <= 3 or len(set(names)) < len(names) or not set(names) <= {*known_metrics()}:
-        raise SweepError(f"--pareto is {','.join(names)!r}; expected {known}, separated by commas")
+        guess = "".join(f". {did_you_mean(name, known_metrics())}" for name in names if name not in known_metrics())
+        raise SweepError(f"--pareto is {','.join(names)!r}; expected {known}, separated by commas{guess.rstrip('. ')}")
 
 
 def check_searched(study: Study, names: Sequence[str]) -> None:

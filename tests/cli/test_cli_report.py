@@ -13,6 +13,8 @@ import yaml
 from pyarrow import parquet
 from report_folders import write_evaluated, write_sweep
 
+MADE_OF = "What the time is made of"
+
 
 @pytest.fixture
 def evaluated(tmp_path):
@@ -54,16 +56,31 @@ def test_a_comparison_has_its_figures_and_how_it_was_made(run, evaluated):
     assert result.stdout.strip() == str(page)
     assert headings_of(page) == ["Strategies", "Machine", "Layers", "Model against simulator", "How it was made"]
     figures = figures_of(page)
-    dispatch, compute, combine, p95, best = figures["What the time is made of"]["figure"]["data"]
-    assert (dispatch["x"], compute["x"], combine["x"]) == ([2.0, 6.0], [10.0, 4.0], [3.0, 7.0])  # µs
-    assert (p95["x"], best["x"]) == ([16.0, 19.0], [14.0, 12.0])
+    dispatch, compute, combine, p95, best, own = (each["x"] for each in figures[MADE_OF]["figure"]["data"])
+    np.testing.assert_allclose([dispatch, compute, combine], [[2.0, 6.0], [10.0, 4.0], [2.0, 2.0]])  # µs
+    np.testing.assert_allclose([p95, best, own], [[15.0, 14.0], [14.0, 12.0], [15.0, 17.0]])
     assert figures["Under every exchange"]["figure"]["data"][0]["z"] == [[15.0, 14.0], [17.0, 12.0]]
     options = figures["Stages of every layer"]["choices"]["options"]
     assert [option["name"] for option in options] == ["ep", "tp"]  # the fastest first: ep, under its best exchange
-    assert options[1]["update"]["y"] == [[1.0, 3.0], [10.0, 10.0], [2.0, 4.0]]
+    np.testing.assert_allclose(options[1]["update"]["y"], [[1.0, 3.0], [10.0, 10.0], [2.0, 2.0]])
     text = page.read_text(encoding="utf-8")
     for told in ("jaxmoe evaluate by_hand.yaml", "bandwidth_GB_per_s: 10", "9.8.7", "1.168", "ring (1), tree (1)"):
         assert told in text
+
+
+def test_a_run_of_old_has_its_stages_under_own_exchanges(run, evaluated):
+    summary = json.loads((evaluated / "summary.json").read_text())
+    for of in summary["strategies"].values():
+        for times in (of["mean"], *of["layers"]):
+            for key in [key for key in times if key.startswith("best_") and key.endswith("_s")]:
+                if key != "best_total_s":
+                    del times[key]
+    (evaluated / "summary.json").write_text(json.dumps(summary))
+    assert run("report", evaluated).exit_code == 0
+    data = figures_of(evaluated / "report.html")[MADE_OF]["figure"]["data"]
+    _, _, combine, p95, best, _ = (each["x"] for each in data)
+    np.testing.assert_allclose([combine, p95, best], [[3.0, 7.0], [16.0, 19.0], [14.0, 12.0]])
+    assert "under the strategy&#x27;s own exchange" in (evaluated / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_machine_is_shown_frame_by_frame(run, evaluated):
@@ -79,12 +96,14 @@ def test_the_page_of_the_command_itself_agrees_with_its_summary(run, scenario, t
     assert run("evaluate", scenario, "--out", out).exit_code == 0
     assert run("report", out).exit_code == 0
     summary, figures = json.loads((out / "summary.json").read_text()), figures_of(out / "report.html")
-    stacked = np.sum([bar["x"] for bar in figures["What the time is made of"]["figure"]["data"][:3]], axis=0)
-    told = [of["mean"]["total_s"] for of in summary["strategies"].values()]
+    stacked = np.sum([bar["x"] for bar in figures[MADE_OF]["figure"]["data"][:3]], axis=0)
+    told = [of["mean"]["best_total_s"] for of in summary["strategies"].values()]
     np.testing.assert_allclose(stacked / stacked[0], np.array(told) / told[0], rtol=1e-3)  # a serial schedule
     busiest = np.array(figures["Load of nodes and links"]["node"]).argmax(axis=-1)
-    for rows, of in zip(busiest, summary["strategies"].values(), strict=True):
-        assert rows.tolist() == [layer["bottleneck_node"] for layer in of["layers"]]
+    limits = [[layer["best_limit"] for layer in of["layers"]] for of in summary["strategies"].values()]
+    at_nodes = [(at, row) for at, of in enumerate(limits) for row in range(len(of)) if of[row]["resource"] == "compute"]
+    assert at_nodes
+    assert all(busiest[at, row] == limits[at][row]["place"] for at, row in at_nodes)
 
 
 def test_without_loads_the_rest_is_shown(run, evaluated):

@@ -32,11 +32,12 @@ def opened(browser, run):
     """Opens the page of a folder or of several; in the end nothing may have gone wrong or been asked of a network."""
     wrong, contexts = [], []
 
-    def open_page(folder, width=1280, touch=False):
+    def open_page(folder, width=1280, touch=False, look="light"):
         several = folder if isinstance(folder, list) else [folder]
         assert run("report", *several).exit_code == 0
         page_file = several[0] / ("report.html" if len(several) == 1 else "compared.html")
-        context = browser.new_context(viewport={"width": width, "height": 900}, has_touch=touch, is_mobile=touch)
+        screen = {"viewport": {"width": width, "height": 900}, "color_scheme": look}
+        context = browser.new_context(**screen, has_touch=touch, is_mobile=touch)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
@@ -69,6 +70,27 @@ def sizes(page, selector):
 
 def column(page, table, at):
     return page.locator(table).locator("tbody tr").evaluate_all(f"rows => rows.map(r => r.children[{at}].textContent)")
+
+
+def lightness(page, selector, key):
+    """Mean of red, green and blue, of 255, of every element's colour."""
+    told = """(all, key) => all.map((each) => getComputedStyle(each)[key].match(/[0-9.]+/g).slice(0, 3).map(Number))"""
+    colours = page.locator(selector).evaluate_all(told, key)
+    assert colours
+    return [sum(colour) / 3 for colour in colours]
+
+
+def test_a_dark_page_has_light_text_everywhere(opened, tmp_path):
+    for folder in (write_evaluated(tmp_path / "evaluated"), write_sweep(tmp_path / "swept")):
+        for look, paper, text in (("light", (240, 256), (0, 120)), ("dark", (0, 60), (120, 256))):
+            page = opened(folder, look=look)
+            for selector, key, (low, high) in (
+                ("body", "backgroundColor", paper),
+                ("figure, th, td:first-child", "backgroundColor", paper),
+                ("body, figcaption, td, th button, select", "color", text),
+                ("svg.main-svg .xtick text, svg.main-svg .ytick text, svg.main-svg .legendtext", "fill", text),
+            ):
+                assert all(low <= shade < high for shade in lightness(page, selector, key)), (look, selector)
 
 
 @pytest.mark.parametrize("width", [390, 1600])

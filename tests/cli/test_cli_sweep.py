@@ -14,13 +14,15 @@ from pyarrow import dataset, parquet
 from jaxmoe.cli.session import Interrupts
 from jaxmoe.cli.sweep_answers import label_of
 from jaxmoe.config.files import shipped_names
+from jaxmoe.files import read_table
 from jaxmoe.registry import METRICS
 from jaxmoe.run_folders import RECORD, locked
-from jaxmoe.sweep import evaluation
+from jaxmoe.sweep import Space, evaluation
 from jaxmoe.sweep.study import read_study
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 AXES = {LINK: [2, 8], DIE: [1, 2], "strategy": ["tp", "ep_balanced"]}
+FILES = {"points", "points.csv", "study.yaml", "manifest.json", "summary.json"}
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     result = run("sweep", study(), "--out", out, "--pareto", "total,utilisation", "--elasticities")
     assert result.exit_code == 0, result.output
     names = {file.name for file in out.iterdir()}
-    assert names == {"points", "study.yaml", "manifest.json", "summary.json", "elasticities.parquet"}
+    assert names == FILES | {"elasticities.parquet"}
     rows = {row["hash"]: row for row in rows_in(out)}
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["points"], summary["computed"], summary["groups"], summary["compiles"]) == (8, 8, 2, 2)
@@ -51,6 +53,12 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     assert summary["pareto"][0]["hash"] == best["hash"]
     assert best["hash"] in result.stdout
     assert "Pareto front of total and utilisation" in result.stdout
+    table = read_table(out / "points.csv")
+    assert [row["hash"] for row in table] == [point.hash for point in Space(read_study(study())).points()]
+    for row in table:
+        whole = rows[row["hash"]]
+        assert (row["limit"], row[LINK]) == (whole["busiest_kind"], str(whole[LINK]))
+        assert float(row["total_s"]) == pytest.approx(whole["total_s"], rel=1e-5)
     elasticities = parquet.read_table(out / "elasticities.parquet").to_pylist()
     assert len(elasticities) == 8 * 8 * 2
     assert {row["hash"] for row in elasticities} == set(rows)
@@ -59,7 +67,7 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     again = run("sweep", study(), "--out", out)
     assert json.loads((out / "summary.json").read_text())["computed"] == 0, again.output
     # What an earlier run told of points, and this one does not, goes.
-    assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
+    assert {file.name for file in out.iterdir()} == FILES
 
 
 @pytest.mark.usefixtures("rendered")
@@ -88,7 +96,7 @@ def test_without_a_slope_there_are_no_elasticities_but_all_else(run, study, out)
     given = study(axes={"f": [1, 2], "strategy": ["tp"]}, derived={LINK: "10 + (f > 1) * f"})
     result = run("sweep", given, "--out", out, "--pareto", "total, p95", "--elasticities")
     assert result.exit_code == 0, result.output
-    assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
+    assert {file.name for file in out.iterdir()} == FILES
     assert "elasticities.parquet" not in json.loads((out / "summary.json").read_text())["result_files"]
     assert "best by total of 2 points" in result.stdout
     assert result.stderr.count("no elasticities:") == 1

@@ -51,6 +51,12 @@ def comparison_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     return sections
 
 
+def _under(strategies: Mapping[str, Any]) -> tuple[str, str]:
+    """What keys of a stage's time begin with, and under which exchange it is; runs of old have it under one alone."""
+    is_best = all("best_compute_s" in of["mean"] for of in strategies.values())
+    return ("best_", "best exchange of every layer") if is_best else ("", "strategy's own exchange")
+
+
 def _column(of: Mapping[str, Any], key: str) -> np.ndarray:
     """Values of every layer."""
     return np.array([layer[key] for layer in of["layers"]], float)
@@ -104,23 +110,24 @@ def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> TableBloc
 
 
 def _breakdown(strategies: Mapping[str, Any], factor: float, unit: str) -> Figure:
-    """Stages of every strategy as a bar, with p95 and the time under the best exchange as marks."""
-    names = list(strategies)
+    """Stages of every strategy as a bar, with p95 and the time under its own and its best exchange as marks."""
+    names, (prefix, exchange) = list(strategies), _under(strategies)
     traces: list[dict[str, Any]] = [
         {
             "type": "bar",
             "orientation": "h",
             "name": stage,
             "y": names,
-            "x": [strategies[name]["mean"][f"{stage}_s"] * factor for name in names],
+            "x": [strategies[name]["mean"][f"{prefix}{stage}_s"] * factor for name in names],
             "marker": {"color": STAGE_COLOURS[stage]},
             "hovertemplate": f"%{{y}}<br>%{{fullData.name}} %{{x:.4g}} {unit}<extra></extra>",
         }
         for stage in STAGES
     ]
     for label, key, symbol in (
-        ("p95 of batches", "p95_total_s", "line-ns"),
+        ("p95 of batches", f"{prefix}p95_total_s", "line-ns"),
         ("best exchange", "best_total_s", "diamond"),
+        ("own exchange", "total_s", "circle-open"),
     ):
         traces.append(
             {
@@ -139,7 +146,7 @@ def _breakdown(strategies: Mapping[str, Any], factor: float, unit: str) -> Figur
         xaxis=axis(f"time of a layer [{unit}]", rangemode="tozero"),
         yaxis=axis("", autorange="reversed", gridcolor="rgba(0,0,0,0)"),
     )
-    caption = "Mean over layers and batches, under each strategy's own exchange. Click a name to hide it."
+    caption = f"Mean over layers and batches, under the {exchange}. Click a name to hide it."
     return Figure("What the time is made of", caption, {"figure": shown}, height=130 + ROW * len(names))
 
 
@@ -185,11 +192,11 @@ def _layer_axis(layers: Sequence[int]) -> dict[str, Any]:
 def _stages_by_layer(strategies: Mapping[str, Any], factor: float, unit: str) -> Figure:
     """Stacked bars of one strategy, chosen from all, on one scale."""
     reference = _reference(strategies)
-    names = [reference, *(name for name in strategies if name != reference)]
+    names, (prefix, exchange) = [reference, *(name for name in strategies if name != reference)], _under(strategies)
     layers = [layer["layer_id"] for layer in strategies[reference]["layers"]]
 
     def bars(name: str) -> list[list[float]]:
-        return [(_column(strategies[name], f"{stage}_s") * factor).tolist() for stage in STAGES]
+        return [(_column(strategies[name], f"{prefix}{stage}_s") * factor).tolist() for stage in STAGES]
 
     traces = [
         {
@@ -210,7 +217,7 @@ def _stages_by_layer(strategies: Mapping[str, Any], factor: float, unit: str) ->
         yaxis=axis(f"time [{unit}]", range=[0, 1.05 * longest or 1]),
     )
     data = {"figure": shown, "choices": choices("strategy", ((name, {"y": bars(name)}) for name in names))}
-    caption = "Mean over batches, under the strategy's own exchange. The scale is the same for all strategies."
+    caption = f"Mean over batches, under the {exchange}. The scale is the same for all strategies."
     return Figure("Stages of every layer", caption, data, height=400)
 
 
@@ -219,7 +226,7 @@ def _totals_by_layer(
 ) -> Figure:
     """A line for every strategy; mean, p95, or under the best exchange."""
     colours, layers = strategy_colours(strategies), [of["layer_id"] for of in next(iter(strategies.values()))["layers"]]
-    kinds = {"mean, own exchange": "total_s", "mean, best exchange": "best_total_s", "p95, own exchange": "p95_total_s"}
+    kinds = {"mean, best exchange": "best_total_s", "mean, own exchange": "total_s", "p95, own exchange": "p95_total_s"}
 
     def lines(key: str) -> list[list[float]]:
         own = [(_column(of, key) * factor).tolist() for of in strategies.values()]
@@ -235,10 +242,10 @@ def _totals_by_layer(
             "line": {"color": colours[name]},
             "hovertemplate": f"layer %{{x}}<br>%{{fullData.name}} %{{y:.4g}} {unit}<extra></extra>",
         }
-        for name, values in zip(strategies, lines("total_s"), strict=False)
+        for name, values in zip(strategies, lines("best_total_s"), strict=False)
     ]
     if bound is not None:
-        traces.append(traces[0] | {"name": "lower bound", "y": lines("total_s")[-1]})
+        traces.append(traces[0] | {"name": "lower bound", "y": lines("best_total_s")[-1]})
         traces[-1] |= {"mode": "lines", "line": {"color": GUIDE, "dash": "dot"}}
     shown = figure(traces, xaxis=_layer_axis(layers), yaxis=axis(f"time of a layer [{unit}]", rangemode="tozero"))
     data = {"figure": shown, "choices": choices("time", ((kind, {"y": lines(key)}) for kind, key in kinds.items()))}

@@ -5,13 +5,21 @@
 const BUTTONS = matchMedia("(hover: hover)").matches ? "hover" : false;
 const CONFIG = {displayModeBar: BUTTONS, displaylogo: false, responsive: true, plotlyServerURL: "", showTips: false,
   modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d", "toggleSpikelines"]};
-const FADED = "#dedede";
+const DARK = document.documentElement.classList.contains("dark");
+const FADED = DARK ? "#464c53" : "#dedede";
 const MARK = "#00E5FF";  // outlines the busiest
-const INK = "#222222";
+const INK = "#222222";  // on a bright mark
+// Colours of lines and text that a dark page would hide.
+const ON_DARK = {[INK]: "#e4e6e8", "#000000": "#ffffff", "#5b5b5b": "#a7adb3", "#e3e3e3": "#3a4047", "#c8c8c8": "#59616a",
+  "#d5d5d5": "#474e56"};
 const NODE_SIDE = 0.48;  // of the distance between neighbours
 
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const copy = (value) => JSON.parse(JSON.stringify(value));
+const onDark = (key, value) => {
+  if (key === "layout") return {...value, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)"};
+  return typeof value === "string" ? ON_DARK[value] ?? value : value;
+};
 
 function make(tag, attributes = {}, ...children) {
   const element = Object.assign(document.createElement(tag), attributes);
@@ -270,7 +278,8 @@ document.addEventListener("click", (event) => {
 const DRAWN_BY = {plain: drawPlain, loads: drawLoads, map: drawMap, linked: drawLinked};
 
 (async () => {
-  const data = JSON.parse(document.getElementById("figures").textContent);
+  const data = JSON.parse(document.getElementById("figures").textContent, DARK ? onDark : undefined);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
   const last = [];
   const attempt = async (key, figure, draw) => {
     await new Promise((done) => setTimeout(done));  // the page answers between figures

@@ -14,6 +14,8 @@ from jaxmoe.files import atomic_write
 from jaxmoe.report.html.blocks import Block, Cell, Figure, Folded, FoldedProse, Picture, Prose, ReportError, TableBlock
 from jaxmoe.report.style import aligned, digits
 
+# Dark where the browser asks for it, and before anything is shown.
+LOOK = 'document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)'
 # Nothing may be loaded, whatever a figure asks for. Plotly's parallel coordinates compile code of their own.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
@@ -53,6 +55,7 @@ def write_page(path: Path, page: Page) -> None:
 <link rel="icon" href="data:,">
 <title>{escape(page.title)}</title>
 <style>{own.joinpath("page.css").read_text(encoding="utf-8")}</style>
+<script>{LOOK}</script>
 </head>
 <body>
 <header><h1>{escape(page.title)}</h1>{_facts(page.facts)}{_contents(page)}</header>
