@@ -43,6 +43,8 @@ def test_missing_scenario(run, tmp_path, out):
         ("tuning.exchanges=[rings_2]", "tuning.exchanges is 'rings_2', which does not suit the machine"),
         ("costs.exchange=rings_3", "costs.exchange is 'rings_3', which does not suit the machine"),
         ("costs.exchange=near", 'costs.exchange is "near"; expected one of lowest_host'),
+        ("costs.exchange=coner_host", "Did you mean corner_host? Write one of them"),
+        ("workload.trace={kind: file, path: t.npz}", "workload.trace.path names"),
         ("costs.gather=fewest_hops", "Write exchange: fewest_hops"),
         ("hardware.die.gemm={kind: measured, path: none.csv}", "none.csv: cannot be read"),
         ("hardware.die=null", "expected the compute and memory of a node as a mapping"),
@@ -76,7 +78,8 @@ def test_truncated_trace(run, scenario, tmp_path, out):
 
 
 def test_missing_trace(run, scenario, tmp_path, out):
-    refused(run("evaluate", scenario, "--trace", tmp_path / "t.npz", "--out", out), out, "t.npz", "no such trace file")
+    result = run("evaluate", scenario, "--trace", tmp_path / "t.npz", "--out", out)
+    refused(result, out, "--trace names", "t.npz", "no such trace file")
 
 
 @pytest.mark.parametrize(

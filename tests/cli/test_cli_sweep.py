@@ -162,6 +162,7 @@ def test_a_shipped_scenario_is_named(study):
         ({"where": [f"{LINK} > 100"]}, [], "where leaves no point"),
         ({"metrics": ["watts"]}, [], "expected one of total, p95"),
         ({}, ["--pareto", "total"], "expected two or three of total"),
+        ({}, ["--pareto", "total,utilization"], "Did you mean utilisation?"),
         ({}, ["--map", LINK], "expected two axes of numbers, separated by a comma: hardware.link"),
         ({}, ["--map", "strategy,bandwidth_GB_per_s"], "expected two axes of numbers"),
         ({}, ["--explain", "nothing"], "a row number from 0 to 7"),

@@ -110,6 +110,7 @@ def test_hashes_are_of_values(space):
         ({"axes": {LINK: {"from": 1, "to": 2, "point": 2}}}, "point: Extra inputs"),
         ({"axes": {LINK: {"from": 0, "to": 2, "points": 2, "scale": "log"}}}, "linear where an end is not above 0"),
         ({"axes": {LINK: [1]}, "metrics": ["latency"]}, 'metrics.0 is "latency"; expected one of total, p95'),
+        ({"axes": {LINK: [1]}, "metrics": ["utilization"]}, "Did you mean utilisation?"),
         ({"axes": {LINK: [1]}, "axis": {}}, "Did you mean axes?"),
         ({"axes": {LINK: [1]}, "sample": {"sobol": 2, "latin_hypercube": 2}}, "Keep one of the two"),
         ({"axes": {LINK: [1]}, "sample": "random"}, "grid, {latin_hypercube: N} or {sobol: N}"),
