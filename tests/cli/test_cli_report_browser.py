@@ -190,10 +190,10 @@ def test_a_choice_changes_a_figure(opened, tmp_path):
     page = opened(write_evaluated(tmp_path / "run"))
     figure = page.locator("figure", has_text="Stages of every layer")
     heights = "plot => plot.data.map(trace => [...trace.y])"
-    assert figure.locator(".plot").evaluate(heights) == [[5, 7], [4, 4], [6, 8]]
+    assert figure.locator(".plot").evaluate(heights) == [[5, 7], [4, 4], [2, 2]]
     figure.locator("select").select_option("tp")
     page.wait_for_timeout(300)
-    assert figure.locator(".plot").evaluate(heights) == [[1, 3], [10, 10], [2, 4]]
+    assert figure.locator(".plot").evaluate(heights) == [[1, 3], [10, 10], [2, 2]]
 
 
 def test_a_table_sorts_by_numbers_up_and_down(opened, tmp_path):

@@ -78,6 +78,7 @@ async function drawLoads(data, {controls, plots, plot}) {
   for (const panel of panels) {
     fit(panel);
     const {data: traces, layout} = copy(data.figure);
+    if (DARK) layout.plot_bgcolor = "#d9dde1";  // the busiest are the darkest
     await Plotly.newPlot(panel, traces, layout, CONFIG);
   }
   if (data.frames.length > 1) {
