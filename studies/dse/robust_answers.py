@@ -208,9 +208,8 @@ def _to_evaluation() -> float:
     strategies, worst = {each.name: each for each in standard_strategies(inputs)}, 0.0
     for point in first:
         time = score(inputs, strategies[point.values["strategy"]], inputs.evaluation_batches)
-        loads = {"node": time.node_time, "link": time.link_time}
         for each in explained(space, point).resources:
-            seconds = loads[each.kind][0, each.index]
+            seconds = sum(of[each.kind][0, each.index] for of in time.busy.values() if each.kind in of)
             worst = max(worst, abs(each.total - seconds) / max(seconds, 1e-12))
     return float(worst)
 

@@ -57,7 +57,7 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     assert [row["hash"] for row in table] == [point.hash for point in Space(read_study(study())).points()]
     for row in table:
         whole = rows[row["hash"]]
-        assert (row["limit"], row[LINK]) == (whole["busiest_kind"], str(whole[LINK]))
+        assert (row["limit"], float(row[LINK])) == (whole["busiest_kind"], whole[LINK])
         assert float(row["total_s"]) == pytest.approx(whole["total_s"], rel=1e-5)
     elasticities = parquet.read_table(out / "elasticities.parquet").to_pylist()
     assert len(elasticities) == 8 * 8 * 2

@@ -14,7 +14,8 @@ from typer.testing import Result
 from jaxmoe.placement import Placement, read_plan, write_plan
 
 SECONDS = {
-    "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "best_total_s",
+    "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s",
+    "best_compute_s", "best_dispatch_s", "best_combine_s", "best_total_s", "best_p95_total_s",
     "des_total_s", "des_model_total_s",
 }  # fmt: skip
 ABOUT = {
@@ -90,6 +91,8 @@ def test_figures_of_a_summary_hang_together(evaluated):
         for layer in strategy["layers"]:
             parts = layer["dispatch_s"] + layer["compute_s"] + layer["combine_s"]
             assert parts == pytest.approx(layer["total_s"])
+            parts = layer["best_dispatch_s"] + layer["best_compute_s"] + layer["best_combine_s"]
+            assert parts == pytest.approx(layer["best_total_s"])
             assert layer["des_total_s"] == pytest.approx(layer["des_model_total_s"], rel=0.3)
         times = [layer["total_s"] for layer in strategy["layers"]]
         assert summary["totals"][name] == pytest.approx(sum(times))
