@@ -21,7 +21,7 @@ from rich.markup import escape
 from jaxmoe.cli.early_end import INTERRUPTED, last_words
 from jaxmoe.cli.kept_output import OPTIONS, KeptOutput, with_options
 from jaxmoe.cli.progress import messages, progress_lines
-from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
+from jaxmoe.config import ModelConfig, Scenario, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.files import PNG, as_pdf_too, atomic_write, remove
@@ -264,7 +264,9 @@ def runs(
                 if check is not None and not _is_pipe(given["config"]):
                     check(given["config"])
                 if scenario and not _is_pipe(given["config"]):
-                    tell_model(load_scenario(given["config"], given["overrides"] or ()).model)
+                    read = load_scenario(given["config"], given["overrides"] or ())
+                    tell_model(read.model)
+                    _check_trace(read, given.get("trace"))
                 if given.get("model") is not None:
                     tell_model(load_model(given["model"], "--model"))
                 if given.get("hardware") is not None:
@@ -289,6 +291,14 @@ def tell_model(model: ModelConfig) -> None:
     """Tell how a config.json was read: what comes from which of its fields, and which parts are not counted."""
     for line in told_reading(model):
         messages().print(f"[yellow]note:[/] {escape(line)}")
+
+
+def _check_trace(scenario: Scenario, given: Path | None) -> None:
+    """Raise `InputError` where there is no file of the trace, that of the scenario or the one `given` in its place."""
+    trace = scenario.workload.trace
+    key, path = ("--trace", given) if given is not None else ("workload.trace.path", getattr(trace, "path", None))
+    if path is not None and not Path(path).exists():
+        raise InputError(f"{key} is {path}, and there is no such file; correct the path")
 
 
 def _files_in(given: dict[str, Any]) -> list[Path]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, get_args
@@ -15,7 +16,6 @@ from jaxmoe.config.base import ConfigError, RuleError, Section
 from jaxmoe.config.explain import ConfigSource
 from jaxmoe.config.loader import load_scenario_with, resolved
 from jaxmoe.config.schema import Scenario
-from jaxmoe.errors import did_you_mean
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -89,9 +89,10 @@ class ScenarioFile:
                 node = {entry.get("name"): entry for entry in node if isinstance(entry, dict)}
             if not isinstance(node, dict) or part not in node:
                 known = [*names, *(node if isinstance(node, dict) else ())]
-                guess = did_you_mean(key, known) or did_you_mean(part, known)
+                close = get_close_matches(key, known, n=1) or get_close_matches(part, known, n=1)
+                guess = f"did you mean {close[0]}? " if close else ""
                 raise ConfigError(
-                    f"{self.source.label}: {key!r} in an expression is no axis and no key. {guess}Correct it"
+                    f"{self.source.label}: {key!r} in an expression is no axis and no key; {guess}correct it"
                 )
             node = node[part]
         return node

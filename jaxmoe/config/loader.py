@@ -1,5 +1,6 @@
 """From a YAML file, the files it names and `--set` overrides to a validated description."""
 
+import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ from jaxmoe.config.files import (
 from jaxmoe.config.model import ModelConfig, describe_read
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
-from jaxmoe.errors import did_you_mean
 from jaxmoe.models import ModelError
 from jaxmoe.models.hugging_face import name_of, read_fields, read_json
 
@@ -235,7 +235,8 @@ def _find(draft: Draft, key: str, name: str, folder: str, scenario: Path) -> Pat
             return names[name]
     place = f"{draft.place((key,))} is {name!r}"
     last = name.rpartition("/")[2].lower()  # of a name at Hugging Face
-    guess = did_you_mean(name, [*own, *ours]) or did_you_mean(last, [*own, *ours])
+    close = [near for said in (name, last) for near in difflib.get_close_matches(said, [*own, *ours], n=1)]
+    guess = f"Did you mean {close[0]}? " if close else ""
     if own:
         there = label_of(next(iter(own.values())).parent)
         raise ConfigError(

@@ -173,16 +173,11 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
     moe = build_model(scenario.model)
     layer_ids = chosen_layers(layers, scenario, moe)
     check_memory(scenario, scenario.evaluation.batches, "batches", "evaluation.batches", moe, layers)
-    if trace is not None:
-        _check_there(trace, "--trace")
-    elif isinstance(scenario.workload.trace, FileTrace):
+    if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
-        _check_there(trace, "workload.trace.path")
     gating = drawn_trace(scenario, moe, layer_ids) if trace is None else recorded_trace(trace, moe)
     source = source_of(scenario) if trace is None else str(trace)
     topics = [Path(path) for path in scenario.tuning.topics]
-    for topic in topics:
-        _check_there(topic, "tuning.topics")
     return Inputs(
         scenario=scenario,
         moe=moe,
@@ -194,11 +189,6 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
             for name, path in zip(_names(topics), topics, strict=True)
         },
     )
-
-
-def _check_there(path: Path, key: str) -> None:
-    if not path.exists():
-        raise OptionError(f"{key} names {path}, and there is no such trace file; correct the path")
 
 
 # What the tokens of a batch take, with the copies that JAX makes of them: experts and draws, int32 and float32.

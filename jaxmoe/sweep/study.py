@@ -12,7 +12,6 @@ from jaxmoe.config import ConfigError, RuleError, Section, load_section
 from jaxmoe.config.expressions import check_expression, in_order
 from jaxmoe.config.files import read_mapping, shipped_names
 from jaxmoe.config.keys import PLAN, SYSTEM, Count, RangeConfig, Seed, Texts, is_of_system
-from jaxmoe.errors import write_one
 from jaxmoe.extras import check_parquet
 from jaxmoe.registry import METRICS
 
@@ -194,8 +193,7 @@ class StudyConfig(Section):
     def _metrics_are_known(self) -> "StudyConfig":
         for index, name in enumerate(self.metrics):
             if name not in METRICS and name not in SEARCHED:
-                known = known_metrics()
-                raise RuleError(("metrics", index), name, f"one of {', '.join(known)}", write_one(name, known))
+                raise RuleError(("metrics", index), name, f"one of {', '.join(known_metrics())}", "Write one of them")
         return self
 
 

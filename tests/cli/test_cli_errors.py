@@ -44,7 +44,7 @@ def test_missing_scenario(run, tmp_path, out):
         ("costs.exchange=rings_3", "costs.exchange is 'rings_3', which does not suit the machine"),
         ("costs.exchange=near", 'costs.exchange is "near"; expected one of lowest_host'),
         ("costs.exchange=coner_host", "Did you mean corner_host? Write one of them"),
-        ("workload.trace={kind: file, path: t.npz}", "workload.trace.path names"),
+        ("workload.trace={kind: file, path: t.npz}", "workload.trace.path is"),
         ("costs.gather=fewest_hops", "Write exchange: fewest_hops"),
         ("hardware.die.gemm={kind: measured, path: none.csv}", "none.csv: cannot be read"),
         ("hardware.die=null", "expected the compute and memory of a node as a mapping"),
@@ -79,7 +79,7 @@ def test_truncated_trace(run, scenario, tmp_path, out):
 
 def test_missing_trace(run, scenario, tmp_path, out):
     result = run("evaluate", scenario, "--trace", tmp_path / "t.npz", "--out", out)
-    refused(result, out, "--trace names", "t.npz", "no such trace file")
+    refused(result, out, "--trace is", "t.npz", "no such file")
 
 
 @pytest.mark.parametrize(

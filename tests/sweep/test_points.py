@@ -143,7 +143,7 @@ def test_a_study_that_cannot_be_is_one_clear_error(space, sections, told):
         ({"axes": {"exchange": ["ringg"]}}, "Did you mean ring?"),
         ({"axes": {"note": [1]}, "derived": {LINK: "note"}}, "note is a column of the results"),
         ({"axes": {LINK: [1]}, "set": {"budget": 100}, "where": ["budget > 1"]}, "write it under derived"),
-        ({"axes": {LINK: [1]}, "where": ["hardware.link.bandwith_GB_per_s > 0"]}, "Did you mean " + LINK),
+        ({"axes": {LINK: [1]}, "where": ["hardware.link.bandwith_GB_per_s > 0"]}, "did you mean " + LINK),
     ],
 )
 def test_points_that_cannot_be(space, sections, told):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from jaxmoe.config.hardware_space import (
 from jaxmoe.config.keys import RangeConfig, ScenarioFile, is_of_system, is_parameter, takes_whole_numbers
 from jaxmoe.config.loader import label_of
 from jaxmoe.engine import Layer, LayerTime
-from jaxmoe.errors import write_one
 from jaxmoe.experiment.codesign.designs import design_group, system_outcome
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.metrics import unstated
@@ -265,8 +265,9 @@ def _check_keys(space: HardwareSpace, scenario: ScenarioFile) -> None:
     for name in space.strategies or ():
         known = compared_strategies()
         if name not in known:
-            told = f"{label}: placement has {name!r}; expected one of {', '.join(known)}"
-            raise MachineSearchError(f"{told}. {write_one(name, known)}")
+            close = get_close_matches(name, known, n=1)
+            guess = f"; did you mean {close[0]}?" if close else ""
+            raise MachineSearchError(f"{label}: placement has {name!r}; expected one of {', '.join(known)}{guess}")
 
 
 def _runs(problem: HardwareProblem) -> tuple[ParametricRun, ...]:

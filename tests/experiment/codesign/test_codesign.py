@@ -179,7 +179,7 @@ def test_what_is_no_optimum_is_known_for_none(kinked):
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"variables": {"hardware.die.compute_TFLOP_per_s": BOUNDS[DIE]}}, "Did you mean.*compute_TFLOPs_per_s"),
+        ({"variables": {"hardware.die.compute_TFLOP_per_s": BOUNDS[DIE]}}, "did you mean.*compute_TFLOPs_per_s"),
         ({"variables": BOUNDS, "constraints": ["hardware.die.aria <= 3"]}, "'hardware.die.aria' in an expression"),
         ({"variables": BOUNDS, "constraints": [f"{PRICE} <= 0.04"]}, r"no machine.*at best 0\.05 against 0\.04"),
         ({"variables": BOUNDS, "constraints": [f"{DIE} * ({LINK} < 5) <= 3"]}, "decides by numbers that descend"),
