@@ -4,7 +4,7 @@
     python studies/serving/balancers.py --quick
 
 The engine and the drifting subjects of rebalancing.py, for four minutes. Writes balancers.csv, a row for each skew of
-subjects, drift, seed, balancer and rate: waits, what moved, and the highest rate that keeps the limits. About seven
+subjects, drift, seed, balancer and rate: waits, what moved, and the highest rate that keeps the limits. About ten
 minutes on one core; --quick, one skew, drift and seed, takes a minute. See README.md.
 """
 
@@ -37,7 +37,7 @@ from jaxmoe.units import GIGA
 HERE = Path(__file__).resolve().parent
 SERVED = 240.0  # s
 MOST, RATES = 150.0, (60.0, 90.0)  # requests/s that are drawn, and of these served
-SKEWS, DRIFTS, SEEDS = (0.75, 1.5), (120, 1200), (0, 1, 2)  # of the logarithm of a subject's popularity; s
+SKEWS, DRIFTS, SEEDS = (0.75, 1.5), (120, 1200), (0, 1, 2, 3, 4)  # of the logarithm of a subject's popularity; s
 TOLERANCE = 0.03  # of highest rates
 HOPS = jnp.ones((DEVICES, DEVICES)) - jnp.eye(DEVICES)  # all GPUs are behind one switch
 
