@@ -1,4 +1,4 @@
-"""What else than placement could be changed, timed beside the placement that is advised."""
+"""Other changes than placement, timed beside the placement that is advised."""
 
 import jax
 import jax.numpy as jnp

@@ -52,7 +52,7 @@ def comparison_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
 
 
 def _under(strategies: Mapping[str, Any]) -> tuple[str, str]:
-    """What keys of a stage's time begin with, and under which exchange it is; runs of old have it under one alone."""
+    """The beginning of keys of stages' times, and the exchange these are under; runs of old have one alone."""
     is_best = all("best_compute_s" in of["mean"] for of in strategies.values())
     return ("best_", "best exchange of every layer") if is_best else ("", "strategy's own exchange")
 
