@@ -1,5 +1,6 @@
 """Errors of bad input and of placements, and of rules between several settings."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -30,6 +31,16 @@ def did_you_mean(said: object, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]}? " if near else ""
 
 
-def write_one(said: object, known: Iterable[str]) -> str:
-    """The remedy for a name that is none of those known."""
-    return f"{did_you_mean(said, known)}Write one of them"
+_LISTED = re.compile(
+    r"""(?:is|has) ["'](?P<said>[^"']+)["'][;,] expected one of (?P<known>[^.;]+)(?P<rest>[.;]\s*|$)"""
+)
+
+
+def with_nearest(message: str) -> str:
+    """The message of a refusal, with a question for the nearest name where it lists those that are known."""
+    found = _LISTED.search(message)
+    if found is None or "id you mean" in message:
+        return message
+    known = (name.strip("'\"` ") for name in re.split(", | or ", found["known"]))
+    guess, end = did_you_mean(found["said"], known), found.start("rest")
+    return f"{message[:end]}. {guess}{message[found.end() :]}".rstrip() if guess else message

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxmoe.cli.session import OutputFolder
 from jaxmoe.engine import LayerTime
-from jaxmoe.experiment.comparison import Comparison
+from jaxmoe.experiment.comparison import Comparison, time_under_best
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.limits import layer_limits, usual_limit
 from jaxmoe.experiment.strategies import GATHERED, TUNED
@@ -31,7 +31,7 @@ from jaxmoe.tune import History, TuneResult
 def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
     """Figures of `evaluate`, which `tune` draws as well, and the loads that are in them."""
     scenario = inputs.scenario.name
-    best = {name: comparison.best(name).time for name in comparison.strategies}
+    best = {name: time_under_best(comparison, name) for name in comparison.strategies}
     latency = {name: time.mean for name, time in best.items()}
     title = f"{scenario}: time of a layer under its best exchange"
     plot_layer_latency(folder.target("latency_by_layer.png"), inputs.layer_ids, latency, title)

@@ -15,7 +15,7 @@ from jaxmoe.config import Scenario, element_bytes, unstated_energy
 from jaxmoe.config.dies import FittedGemmConfig
 from jaxmoe.experiment.comparison import BestExchange, Comparison
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
+from jaxmoe.experiment.limits import LayerLimit, layer_limit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.whole_model import Step, WholeModel
 from jaxmoe.hardware.gpu.sheet import WEIGHT_BYTES
@@ -49,7 +49,7 @@ def print_comparison(inputs: Inputs, comparison: Comparison, title: str, wide: b
 def _limits(inputs: Inputs, best: Mapping[str, BestExchange]) -> dict[str, LayerLimit]:
     """The limit of most layers of every strategy under its best exchange."""
     topology = inputs.model.machine.topology
-    return {name: usual_limit(layer_limits(each.time, topology)) for name, each in best.items()}
+    return {name: usual_limit(layer_limit(time, topology) for time in each.times) for name, each in best.items()}
 
 
 def _print_best(

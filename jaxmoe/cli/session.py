@@ -23,7 +23,7 @@ from jaxmoe.cli.kept_output import OPTIONS, KeptOutput, with_options
 from jaxmoe.cli.progress import messages, progress_lines
 from jaxmoe.config import ModelConfig, Scenario, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
-from jaxmoe.errors import InputError
+from jaxmoe.errors import InputError, with_nearest
 from jaxmoe.files import PNG, as_pdf_too, atomic_write, remove
 from jaxmoe.memory import peak_memory
 from jaxmoe.run_folders import LISTED, SUMMARY, EarlierResults, FolderLock, earlier_results, locked
@@ -202,7 +202,7 @@ def errors_told(verbose: bool) -> Iterator[None]:
     except (InputError, OSError) as error:
         if verbose:
             messages().print_exception()
-        messages().print(f"[bold red]error:[/] {escape(str(error))}")
+        messages().print(f"[bold red]error:[/] {escape(with_nearest(str(error)))}")
         raise typer.Exit(BAD_INPUT) from None
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import re
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pydantic_core import ErrorDetails
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.composition import foreign_key
 from jaxmoe.config.open_section import OpenSection
-from jaxmoe.errors import RuleError, did_you_mean
+from jaxmoe.errors import RuleError
 
 # Configuration data before validation, with a memory of where every part of it was written.
 
@@ -155,8 +154,7 @@ def _wrong_value(keys: Keys, problem: ErrorDetails, root: object, draft: Draft) 
     rule = context.get("error")
     if isinstance(rule, RuleError):
         default = "" if _is_given(keys, draft.data) else " (the default)"
-        remedy = _nearest(rule.value, rule.expected) + rule.remedy
-        return f"{draft.place(keys)} is {_show(rule.value)}{default}; expected {rule.expected}. {remedy}."
+        return f"{draft.place(keys)} is {_show(rule.value)}{default}; expected {rule.expected}. {rule.remedy}."
     value, advice = problem["input"], _advice(_look_up(root, keys, draft.data)[1])
     if problem["type"] == "union_tag_invalid":
         tag = context["discriminator"].strip("'")
@@ -166,14 +164,7 @@ def _wrong_value(keys: Keys, problem: ErrorDetails, root: object, draft: Draft) 
     expected = EXPECTED[problem["type"]].format(**context) if problem["type"] in EXPECTED else problem["msg"]
     if isinstance(value, bool) and problem["type"] in ("literal_error", "string_type"):
         advice += ". YAML takes a bare on, off, yes and no as true and false: quote a word that is meant as text"
-    return f"{draft.place(keys)} is {_show(value)}; expected {expected}. {_nearest(value, expected)}{advice}."
-
-
-def _nearest(value: object, expected: str) -> str:
-    """A question for the nearest of the names that are expected, where these are listed."""
-    if not isinstance(value, str) or not expected.startswith("one of "):
-        return ""
-    return did_you_mean(value, (name.strip("'") for name in re.split(", | or ", expected.removeprefix("one of "))))
+    return f"{draft.place(keys)} is {_show(value)}; expected {expected}. {advice}."
 
 
 def _advice(field: FieldInfo | None) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.des import LayerReplay
 from jaxmoe.engine import LayerTime
-from jaxmoe.errors import write_one
 from jaxmoe.experiment.evaluation import Replay, is_simulated, replay, score
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.stage_timer import Report, StageTimer
@@ -64,8 +63,7 @@ def check_budget(problem: PlacementProblem, copies: int) -> None:
 def check_optimiser(name: str) -> None:
     """Raise `OptionError` for a name that is an unknown optimiser, or an optimiser that lacks a package."""
     if name not in OPTIMISERS:
-        told = f"--optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}"
-        raise OptionError(f"{told}. {write_one(name, OPTIMISERS)}")
+        raise OptionError(f"--optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
     for package, extra in OPTIMISERS[name].needs.items():
         if find_spec(package) is None:
             install = install_command(extra, package)
@@ -130,15 +128,11 @@ def tuned_strategies(inputs: Inputs, result: TuneResult, problem: PlacementProbl
 
 @dataclass(frozen=True)
 class BestExchange:
-    """The fastest exchange of every layer, and times under it, [layer, batch]."""
+    """The fastest exchange of every layer, and under it the mean seconds over batches, [layer], and all times."""
 
     exchange: tuple[str, ...]
-    time: LayerTime
-
-    @property
-    def mean(self) -> np.ndarray:
-        """Mean seconds over batches, [layer]."""
-        return self.time.mean
+    mean: np.ndarray
+    times: tuple[LayerTime, ...]  # of every layer, [batch]
 
 
 @dataclass(frozen=True)
@@ -156,10 +150,11 @@ class Comparison:
         """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""
         own = self.strategies[name].placement.exchange
         names, times = [*self.under[name]], [self.scores[name], *self.under[name].values()]
-        fastest = np.stack([each.mean for each in times]).argmin(axis=0).tolist()
+        means = np.stack([each.mean for each in times])
+        fastest = means.argmin(axis=0).tolist()
         chosen = tuple(names[index - 1] if index else own[row] for row, index in enumerate(fastest))
-        rows = (times[index].layer(row) for row, index in enumerate(fastest))
-        return BestExchange(chosen, jax.tree.map(lambda *leaves: np.stack(leaves), *rows))
+        rows = tuple(times[index].layer(row) for row, index in enumerate(fastest))
+        return BestExchange(chosen, means.min(axis=0), rows)
 
     @property
     def fastest(self) -> str | None:
@@ -175,6 +170,11 @@ class Comparison:
     def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
         """Time of a strategy over that of `plan`, each under its best exchange, [layer]."""
         return self.best(name).mean / self.best(plan).mean
+
+
+def time_under_best(comparison: Comparison, name: str) -> LayerTime:
+    """Times of a strategy under the best exchange of every layer, [layer, batch]."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *comparison.best(name).times)
 
 
 def compare(

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from jaxmoe.config import element_bytes, resolved, unstated_energy
-from jaxmoe.experiment.comparison import Comparison
+from jaxmoe.experiment.comparison import Comparison, time_under_best
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
-from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
+from jaxmoe.experiment.limits import LayerLimit, layer_limit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.experiment.whole_model import WholeModel, step_report
@@ -123,7 +123,7 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
     strategy = comparison.strategies[name]
     seconds, best = _seconds(comparison, name), comparison.best(name)
     topology = inputs.model.machine.topology
-    own, best_limits = layer_limits(comparison.scores[name], topology), layer_limits(best.time, topology)
+    own, best_limits = layer_limits(comparison.scores[name], topology), [layer_limit(t, topology) for t in best.times]
     limits = _limits(inputs, comparison, name, own)
     return {
         "fits": strategy.fits,
@@ -157,7 +157,7 @@ def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray]:
 
     `des_model_total_s` is the model on the batches that `des_total_s` replays, with the simulator's schedule.
     """
-    under = {"": comparison.scores[name], "best_": comparison.best(name).time}
+    under = {"": comparison.scores[name], "best_": time_under_best(comparison, name)}
     parts = {
         f"{prefix}{stage}_s": getattr(time, stage).mean(axis=1)
         for prefix, time in under.items()

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections import ChainMap
 from collections.abc import Hashable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache, cached_property
 from math import prod
 from pathlib import Path
@@ -28,7 +29,7 @@ from jaxmoe.config.keys import (
     takes_whole_numbers,
 )
 from jaxmoe.config.loader import FOLDERS, PATHS, label_of
-from jaxmoe.errors import InputError, write_one
+from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import columns
 from jaxmoe.hardware.gpu.deepep_files import beside
 from jaxmoe.hardware.gpu.files import files_of
@@ -160,8 +161,8 @@ class Space:
             axis = config.axes.get(key)
             for value in axis if isinstance(axis, list) else [config.set.get(key, DEFAULTS[key])]:
                 if value not in known and not (key == "exchange" and value in EXCHANGES):
-                    told = f"{self.label}: {key} has {value!r}; expected one of {', '.join(known)}"
-                    raise SweepError(f"{told}. {write_one(value, known)}")
+                    guess = "".join(f"; did you mean {close}?" for close in get_close_matches(str(value), known, n=1))
+                    raise SweepError(f"{self.label}: {key} has {value!r}; expected one of {', '.join(known)}{guess}")
 
     def units(self) -> list[tuple[list[str], bool]]:
         """Axes that go together, in their order, and whether numbers are drawn for them."""

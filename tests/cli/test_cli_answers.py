@@ -75,7 +75,7 @@ def test_the_closing_sentence_names_the_memory_level(bound_by_ddr, capsys):
     printed = capsys.readouterr().out
     # Two nodes at each channel of 0.5 GB/s, each with a quarter of four experts of 3 x 64 x 128 weights of 4 bytes.
     seconds = 2 * 3 * 64 * 128 * 4 / 0.5e9
-    limit = comparison.best("tp").time.layer(0).limit("compute")
+    limit = comparison.best("tp").times[0].limit("compute")
     assert (limit.kind, limit.seconds) == ("ddr", pytest.approx(seconds))
     said = r"µs a layer, limited by memory: ddr in compute, which takes 100 % of the time, most often at channel \d;"
     assert re.search(said, printed)

@@ -110,7 +110,6 @@ def test_hashes_are_of_values(space):
         ({"axes": {LINK: {"from": 1, "to": 2, "point": 2}}}, "point: Extra inputs"),
         ({"axes": {LINK: {"from": 0, "to": 2, "points": 2, "scale": "log"}}}, "linear where an end is not above 0"),
         ({"axes": {LINK: [1]}, "metrics": ["latency"]}, 'metrics.0 is "latency"; expected one of total, p95'),
-        ({"axes": {LINK: [1]}, "metrics": ["utilization"]}, "Did you mean utilisation?"),
         ({"axes": {LINK: [1]}, "axis": {}}, "Did you mean axes?"),
         ({"axes": {LINK: [1]}, "sample": {"sobol": 2, "latin_hypercube": 2}}, "Keep one of the two"),
         ({"axes": {LINK: [1]}, "sample": "random"}, "grid, {latin_hypercube: N} or {sobol: N}"),
@@ -140,7 +139,7 @@ def test_a_study_that_cannot_be_is_one_clear_error(space, sections, told):
     [
         ({"axes": {LINK: [1, 2]}, "where": [f"{LINK} > 5"]}, "where leaves no point"),
         ({"axes": {"strategy": ["tp", "sp"]}}, "strategy has 'sp'; expected one of tp, "),
-        ({"axes": {"exchange": ["ringg"]}}, "Did you mean ring?"),
+        ({"axes": {"exchange": ["ringg"]}}, "did you mean ring?"),
         ({"axes": {"note": [1]}, "derived": {LINK: "note"}}, "note is a column of the results"),
         ({"axes": {LINK: [1]}, "set": {"budget": 100}, "where": ["budget > 1"]}, "write it under derived"),
         ({"axes": {LINK: [1]}, "where": ["hardware.link.bandwith_GB_per_s > 0"]}, "did you mean " + LINK),
