@@ -30,7 +30,7 @@ class FusedGemm(AbstractGemm):
     precision: str = eqx.field(static=True)
 
     def node_seconds(self, rows, part, present, flops, columns, gemms):
-        count = present.sum(axis=0)
+        rows, count = rows * present, present.sum(axis=0)  # tokens of experts that live elsewhere are not in the launch
         mean = (part * present).sum(axis=0) / jnp.maximum(count, LEAST)
         hidden = self.peak / (flops * 2 * gemms * columns)
         loads = ExpertLoads(

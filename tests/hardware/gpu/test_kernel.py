@@ -304,6 +304,9 @@ def test_a_fused_kernel_times_a_node_as_its_table_does(tmp_path):
     more, absent = (jnp.pad(part, ((0, 4), (0, 0))) for part in (rows, ones))  # experts that the node does not have
     padded = gemm.node_seconds(more, absent, absent, rate, jnp.asarray(512.0), jnp.asarray(3.0))
     assert float(padded[0]) == pytest.approx(float(taken[0]), rel=1e-6)
+    elsewhere = jnp.concatenate([rows, 1 + 9 * rows])  # whose tokens other nodes compute
+    padded = gemm.node_seconds(elsewhere, absent, absent, rate, jnp.asarray(512.0), jnp.asarray(3.0))
+    assert float(padded[0]) == pytest.approx(float(taken[0]), rel=1e-6)
     assert float(gemm.node_seconds(0 * rows, ones, ones, rate, jnp.asarray(512.0), jnp.asarray(3.0))[0]) == 0
     path = tmp_path / "kernels.json"
     write_kernels(path, KernelFile("h100_sxm", "a table", SHEET, (known(terms),)))
