@@ -41,7 +41,7 @@ def draw(study: str, path: Path) -> None:
     told = apart(read_table(STUDIES / study / f"{TABLES[study]}.csv"))
     claims, readings = distinct(told, "claim"), distinct(told, "reading")
     width, height = LABELS + CELL * len(readings), 2.6 + ROW * len(claims)
-    figure = new_figure(width, height, f"{study}: what each reading gives, and the paper's figure in brackets")
+    figure = new_figure(width, height, f"{study}: claims on which readings differ, the paper's figure in brackets")
     axes = figure.subplots()
     for row in told:
         at, line = readings.index(row["reading"]), claims.index(row["claim"])

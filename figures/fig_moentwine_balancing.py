@@ -71,7 +71,7 @@ def draw_balance(out: Path) -> None:
             if key == "migration_share":
                 for place, phase in enumerate(distinct(mine, "phase")):
                     ends, level = [place - 0.4, place + 0.4], PAPER_SHARE[phase]
-                    axes.plot(ends, [level] * 2, ":", color=style.INK, label="paper, EPLB")
+                    axes.plot(ends, [level] * 2, ":", color=style.INK, label="paper, baseline not named")
     style.legend_below(figure, [panels[0, 3]], columns=6)
     style.save(figure, out / "moentwine_balancing.png")
 
