@@ -291,7 +291,7 @@ def times_and_speedups(rows: Rows) -> tuple[GroupPanel, GroupPanel]:
     notes = {name: [f"{value:.2f}" for value in values] for name, values in speedup.items()}
     machine = "{TFLOPs_per_s} TFLOP/s, {GB_per_s} GB/s".format(**rows[0])
     window = column(rows, "experts_in_window")
-    fits = f"free of charge; {window.min():.1f} to {window.max():.1f} fit the window"
+    fits = f"free; {window.min():.1f} to {window.max():.1f} fit the window"
     title = f"({'a' if experts == '2' else 'b'}) {experts} experts, {machine}\n{fits}"
     paper = (PAPER_DYNAMIC[experts], f"paper's mean, {PAPER_DYNAMIC[experts]}")
     return (

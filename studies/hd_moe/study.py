@@ -6,7 +6,7 @@ Every job keeps its rows under `runs/`: one that is there is not run again, so a
 it was. Delete `runs/` to start over. Then all tables are written, and the claims are printed. Named tables are those of
 jobs, made alone; `times` needs the plans of `two_stages` and `gradient`. `summary.py` makes the others anew.
 
-All take half an hour on two cores.
+All take 40 minutes and more on two cores.
 """
 
 import json
