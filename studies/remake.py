@@ -17,7 +17,7 @@ STUDIES = Path(__file__).resolve().parent
 SCRIPTS = {
     "wafer_gpu": ("study", "breakdown", "claims"),
     "moentwine": ("geometry", "agreement", "balancing", "mapping", "deployed", "study"),
-    "hd_moe": ("study", "windows", "deployed", "claims"),
+    "hd_moe": ("study", "trials", "windows", "deployed", "claims"),
     "camoe": (
         *("profile", "table1", "capacity", "unlike", "gate", "traffic", "controller", "recorded", "gradient", "joint"),
         "claims",

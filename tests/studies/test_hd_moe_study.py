@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def study():
     """The modules of the study, which import each other by plain names."""
     folder = str(ROOT / "studies" / "hd_moe")
-    names = ("cases", "published", "summary")
+    names = ("cases", "published", "summary", "trials", "tuners")
     kept = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, folder)
     try:
@@ -142,6 +142,20 @@ def test_whole_model_times_add_attention(study):
     tp, ours = summary.whole_model(rows, fits)
     assert float(tp["tbt_s"]) == pytest.approx(32 * 2e-4 + 1e-3)
     assert float(ours["speedup_over_tp"]) == pytest.approx((32 * 2e-4 + 1e-3) / (32 * 1e-4 + 1e-3), rel=1e-3)
+
+
+def test_a_run_is_found_again_by_the_best_plan_so_far(study):
+    """As given, then better after 16 and after 48 trials; a run ends with the plan that was the best until then."""
+    import trials
+
+    found = [(0, 3.0), (16, 2.0), (48, 1.0)]
+    assert [trials.best_after(found, after) for after in (15, 16, 47, 600)] == [3.0, 2.0, 2.0, 1.0]
+    assert [trials.trials_of(found, seconds) for seconds in (3.0, 2.0 * (1 + 1e-6), 1.0, 2.5)] == [
+        "0 to 8",
+        "16 to 40",
+        "48 or more",
+        "",
+    ]
 
 
 def test_broadcasts_beside_a_layer_are_borne_out_and_in_time_if_an_expert_is_one_matrix():
