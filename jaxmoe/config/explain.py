@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -68,6 +68,15 @@ class Draft:
         last = _entry(node, keys[-1])
         node[last] = value
         self._sources[(*path, last)] = source
+
+    def part(self, key: str) -> "Draft":
+        """The mapping at a key as a whole of its own, which remembers where each of its parts was written."""
+        part = Draft({}, replace(self.source((key,)), depth=0))
+        part.data = self.data[key]  # type: ignore[assignment]
+        for keys, source in self._sources.items():
+            if keys[:1] == (key,):
+                part._sources[keys[1:]] = replace(source, depth=max(source.depth - 1, 0))
+        return part
 
     def source(self, keys: Keys) -> ConfigSource:
         """Where the value at a key path was written, or, if it is missing, the mapping that lacks it."""

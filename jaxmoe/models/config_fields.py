@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,12 @@ REMEDY = "use the config.json that was published with the model"
 TEXT = ("text_config", "llm_config", "language_config", "language_model", "thinker_config")  # beside other parts
 DEEPEST = 3  # sections inside of each other
 OTHER_PARTS = re.compile(r"vision|visual|audio|speech|image|video|vae|talker|code2wav|quantization|rope|projector")
+
+
+def how_to_tell(key: str, value: str = "NUMBER") -> str:
+    """What to write where no field tells a key of the model; commands with --model have no --set."""
+    override = shlex.quote(f"model.{key}={value}")
+    return f"write {key}: {value} in a YAML file with base: THIS_FILE, or give a scenario --set {override}"
 
 
 @dataclass(frozen=True)
@@ -173,8 +180,9 @@ class Fields:
             value = value[0]  # the same in every layer
         # A boolean is an int to Python.
         if type(value) is not int or value < least or (most is not None and value > most):
+            told = how_to_tell(meaning.key) if isinstance(value, list) else REMEDY
             within = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise ModelError(f"{path} is {shown(found[1])}, expected a whole number {within}; {REMEDY}")
+            raise ModelError(f"{path} is {shown(found[1])}, expected a whole number {within}; {told}")
         return value
 
     def required(self, meaning: Meaning, most: int | None = None) -> int:
@@ -183,8 +191,7 @@ class Fields:
         if number is None:
             names = ", ".join((*meaning.names, *meaning.last))
             raise ModelError(
-                f"no field tells {meaning.what}; looked for {names}, and names alike; write --set "
-                f"model.{meaning.key}=NUMBER, or {meaning.key}: NUMBER in a YAML file with base: THIS_FILE"
+                f"no field tells {meaning.what}; looked for {names}, and names alike; {how_to_tell(meaning.key)}"
             )
         return number
 
@@ -243,7 +250,7 @@ class Fields:
         alike = self._alike(meaning)
         if len({json.dumps(value) for _, value in alike}) > 1:
             paths = " and ".join(path for path, _ in alike)
-            raise ModelError(f"{paths} could each be {meaning.what}; write model.{meaning.key} with --set")
+            raise ModelError(f"{paths} could each be {meaning.what}; {how_to_tell(meaning.key)}")
         if alike:
             return alike[0]
         return next((self.values[name] for name in meaning.last if self.value(name) is not None), None)

@@ -33,6 +33,7 @@ from jaxmoe.models.config_fields import (
     VOCABULARY,
     Fields,
     Meaning,
+    how_to_tell,
     shown,
 )
 from jaxmoe.models.element_bytes import UNQUANTISED, ElementBytes, QuantisationError, bytes_of_dtype, quantised
@@ -81,7 +82,8 @@ def read_fields(config: dict[str, Any], name: str, given: Mapping[str, Any] | No
         tied_embeddings=fields.flag("tied_embeddings", "tie_word_embeddings"),
         bytes=_bytes(fields, moe_layers[len(moe_layers) // 2]),
     )
-    read = {key: ", ".join(dict.fromkeys(paths)) for key, paths in fields.read.items()}
+    told = {key for key, value in fields.given.items() if isinstance(value, int | list)}  # as a whole, elsewhere
+    read = {key: ", ".join(dict.fromkeys(paths)) for key, paths in fields.read.items() if key not in told}
     return ReadModel(model, read, tuple(_not_counted(fields, model, mixers)))
 
 
@@ -127,8 +129,9 @@ def _moe_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     key, every = "moe_layer_ids", set(range(num_layers))
     if fields.value(BLOCKS) is not None and not {key, "attention_layers"} <= fields.given.keys():
         raise ModelError(
-            f"{fields.path(BLOCKS)} says of what kind each layer is, in letters that are not known; write --set "
-            f"model.{key}=[..] and model.attention_layers=NUMBER, or both in a YAML file with base: THIS_FILE"
+            f"{fields.path(BLOCKS)} says of what kind each layer is, in letters that are not known; write {key}: [..] "
+            "and attention_layers: NUMBER in a YAML file with base: THIS_FILE, or give a scenario "
+            f"--set model.{key}=[..] --set model.attention_layers=NUMBER"
         )
     left = [every, *_stated_layers(fields, num_layers)]
     listed = fields.layers(key, "moe_layers", num_layers)
@@ -258,7 +261,7 @@ def _bytes(fields: Fields, layer: int) -> ElementBytes:
     except QuantisationError as error:
         if "bytes" in fields.given:
             return ElementBytes()
-        raise ModelError(f"{error}; write --set model.bytes.experts=NUMBER, or bytes in a YAML file") from None
+        raise ModelError(f"{error}; {how_to_tell('bytes', '{experts: NUMBER}')}") from None
 
 
 def _listed(value: object) -> list[Any]:

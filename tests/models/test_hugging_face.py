@@ -96,7 +96,9 @@ def test_what_is_missing_is_asked_for_by_name(field):
     said = complaint(config)
     assert said.startswith(f"no field tells {what}")
     assert name in said
-    assert f"--set model.{key}=NUMBER" in said
+    assert (
+        f"write {key}: NUMBER in a YAML file with base: THIS_FILE, or give a scenario --set model.{key}=NUMBER" in said
+    )
     whole = from_hugging_face(NEWER["invented"].config, "it")
     assert read_fields(config, "it", {key: getattr(whole, key)}).model == whole
 
@@ -104,12 +106,20 @@ def test_what_is_missing_is_asked_for_by_name(field):
 def test_two_fields_that_could_be_meant_are_named():
     said = complaint(NEWER["invented"].config | {"experts_used_per_token": 2})
     assert "experts_chosen_per_token and experts_used_per_token could each be the number of experts" in said
-    assert "model.top_k" in said
+    assert "write top_k: NUMBER in a YAML file" in said
 
 
 def test_a_list_that_differs_by_layer_is_refused():
     said = complaint(NEWER["hunyuan-a13b"].config | {"moe_topk": [8] * 31 + [4]})
     assert "moe_topk is [8, 8" in said
+    assert "write top_k: NUMBER in a YAML file" in said
+
+
+def test_no_field_is_named_for_what_is_told_elsewhere():
+    given = {"top_k": 2, "moe_layer_ids": [1, 2], "bytes": {"experts": 1}}
+    read = read_fields(NEWER["invented"].config, "it", given).read_from
+    assert read.keys().isdisjoint({"top_k", "moe_layer_ids"})
+    assert {"num_experts", "bytes"} <= read.keys()
 
 
 def test_layers_with_experts_by_lists():
@@ -235,7 +245,7 @@ def check_layers(base: str, changes: dict, expected: list[int]) -> None:
 # What is changed in a config, and what the message has to say.
 BAD = {
     "dense": ("mixtral-8x7b", {"num_local_experts": None}, ["num_local_experts is null: the model is dense"]),
-    "type": ("mixtral-8x7b", {"torch_dtype": "int3"}, ['the file is "int3"', "--set model.bytes.experts=NUMBER"]),
+    "type": ("mixtral-8x7b", {"torch_dtype": "int3"}, ['the file is "int3"', "--set 'model.bytes={experts: NUMBER}'"]),
     "method": ("mixtral-8x7b", {"quantization_config": {"quant_method": "x"}}, ["quant_method is 'x'", "model.bytes"]),
     "text": ("mixtral-8x7b", {"hidden_size": "4096"}, ['hidden_size is "4096"', "a whole number of at least 1"]),
     "boolean": ("olmoe-1b-7b", {"vocab_size": True}, ["vocab_size is true", "a whole number", "config.json"]),
