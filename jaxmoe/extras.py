@@ -1,8 +1,11 @@
 """Extras of this package that are not installed: the command that installs one, here."""
 
+import shlex
+import sys
 from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 from jaxmoe.errors import InputError
 
@@ -10,21 +13,30 @@ from jaxmoe.errors import InputError
 def install_command(extra: str, package: str) -> str:
     """The command that installs a package, with what else is in the extra of it.
 
-    It is of the clone that jaxmoe runs from, where it does, else of packages by name. The extra may be another
-    package's.
+    It is of the clone that jaxmoe runs from, where it does, else of packages by name, and installs where jaxmoe is,
+    whether that environment is activated or not. The extra may be another package's.
     """
     clone, needed = Path(__file__).resolve().parents[1], _needed(extra)
     if not needed:
-        return f"pip install '{package}'"
+        return f"{_pip()} install '{package}'"
     if (clone / "pyproject.toml").is_file():
-        return f"pip install '{'.' if clone == Path.cwd() else clone}[{extra}]'"
-    return "pip install " + " ".join(f"'{each}'" for each in needed)
+        return f"{_pip()} install '{'.' if clone == Path.cwd() else clone}[{extra}]'"
+    return f"{_pip()} install " + " ".join(f"'{each}'" for each in needed)
 
 
 def check_parquet(command: str = "jaxmoe sweep") -> None:
     """Raise `InputError` where the package that writes results of many points is missing."""
     if find_spec("pyarrow") is None:
         raise InputError(f"{command} needs pyarrow; install it with: {install_command('sweep', 'pyarrow')}")
+
+
+def _pip() -> str:
+    """The shell's `pip` where it is of the Python that runs, else that Python's."""
+    python, found = Path(sys.executable), which("pip")
+    if found is not None and Path(found).parent == python.parent:
+        return "pip"
+    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return f"{shlex.quote(str(shown))} -m pip"
 
 
 def _needed(extra: str) -> list[str]:

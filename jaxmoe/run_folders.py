@@ -19,6 +19,7 @@ from jaxmoe.files import remove
 
 RECORD, SUMMARY = ".running", "summary.json"
 LISTED = "result_files"  # the key of their names, in summaries and records
+PAGE, COMPARED = "report.html", "compared.html"  # of `jaxmoe report` about results, beside them
 
 
 class FolderLock:
@@ -128,6 +129,12 @@ class EarlierResults:
             if (folder / name).resolve() not in kept:
                 for left in (name, f"{name}.part", f"{name}.old"):
                     remove(folder / left)
+
+    def remove_pages(self, folder: Path) -> None:
+        """Remove the pages about the results, which are of none that come."""
+        if self.command:
+            for name in (PAGE, COMPARED):
+                remove(folder / name)
 
 
 def earlier_results(folder: Path, record: dict[str, Any]) -> EarlierResults:

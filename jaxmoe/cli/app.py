@@ -67,7 +67,7 @@ def tune(
     With --hardware, search for numbers of the machine under constraints, alone or together with the placement.
     Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
 
-    Example: jaxmoe tune configs/scenarios/quickstart.yaml --time-limit 60 --out runs/tuned
+    Example: jaxmoe tune quickstart --time-limit 60 --out runs/tuned
     """
 
 
@@ -94,7 +94,7 @@ def evaluate(
 
     Energies are told where the machine states them, as in hardware.link.energy_pJ_per_B or hardware.die.idle_W.
 
-    Example: jaxmoe evaluate configs/scenarios/quickstart.yaml --plan mine=plan.npz --out runs/evaluated
+    Example: jaxmoe evaluate quickstart --plan mine=plan.npz --out runs/evaluated
     """
 
 
@@ -116,7 +116,7 @@ def validate(
 ) -> None:
     """Replay plans in the event simulator, and tell how far the model is off.
 
-    Example: jaxmoe validate configs/scenarios/quickstart.yaml --plan ep_balanced --out runs/validated
+    Example: jaxmoe validate quickstart --plan ep_balanced --out runs/validated
     """
 
 
@@ -139,7 +139,7 @@ def simulate(
 ) -> None:
     """Run a system over iterations, and tell what it gains over what it is compared with.
 
-    Example: jaxmoe simulate configs/scenarios/quickstart.yaml --set system.name=hd_moe --iterations 9 --out runs/system
+    Example: jaxmoe simulate quickstart --set system.name=hd_moe --iterations 9 --out runs/system
     """
 
 
@@ -148,7 +148,7 @@ for verb, serves in (("serve", serve), ("serve rates", serve_rates), ("serve bes
 
 
 @app.command()
-@runs("network")
+@runs("network", writes=("loads.npz",))
 def network(
     config: options.Hardware,
     traffic: options.Traffic,
@@ -162,12 +162,12 @@ def network(
 ) -> None:
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it.
 
-    Example: jaxmoe network configs/hardware/torus_8x8.yaml --traffic matrices.npz --out runs/network
+    Example: jaxmoe network torus_8x8 --traffic matrices.npz --out runs/network
     """
 
 
 @app.command("network profile")
-@runs("network_profile")
+@runs("network_profile", writes=("profile.csv", "timings.csv"))
 def network_profile(
     config: options.Profiled,
     out: options.Out,
@@ -183,7 +183,7 @@ def network_profile(
 
     A CSV of measurements has the columns source, destination, phase (metadata, dispatch or combine), bytes, seconds.
 
-    Example: jaxmoe network profile configs/hardware/camoe_4nodes.yaml --noise 0.03 --out runs/profile
+    Example: jaxmoe network profile camoe_4nodes --noise 0.03 --out runs/profile
     """
 
 
@@ -212,7 +212,7 @@ def sweep(
 
 
 @app.command()
-@runs("calibrate")
+@runs("calibrate", writes=("machine.yaml",))
 def calibrate(
     config: options.CalibratedMachine,
     measured: options.Measured,
@@ -230,7 +230,7 @@ def calibrate(
     measured GPU kernels, fits a model of each kernel and writes kernels.json as well; whole shapes are held out. Tables
     of DeepEP's exchanges go to kernels_deepep.json.
 
-    Example: jaxmoe calibrate configs/hardware/dojo_5x5.yaml --measured messages.csv --out runs/calibrated
+    Example: jaxmoe calibrate dojo_5x5 --measured messages.csv --out runs/calibrated
     """
 
 
@@ -282,7 +282,8 @@ def init(
         with atomic_write(folder.target(SCENARIO)) as aside:
             aside.write_text(f"# Written by {command_line.get()}\n\n{text}", encoding="utf-8")
         verb = "evaluate" if system == "static" else "simulate"
-        typer.echo(f"{path} is ready; try: jaxmoe {verb} {path} --out {out / 'results'}")
+        hint = shlex.join(["jaxmoe", verb, str(path), "--out", str(out / "results")])
+        typer.echo(f"{path} is ready; try: {hint}")
 
 
 @app.command()

@@ -60,6 +60,7 @@ def calibrate_folder(
         raise OptionError(f"--measured {measured}: the folder is named {system}, expected one of {', '.join(SHEETS)}")
     sheet = sheet_of(system)
     known = None if base is None else at_sheet(_kernels_of(_gemm_of(base)), system)
+    folder.check(KERNELS)
     with StageTimer() as clock:
         with clock.stage("read"):
             tables = read_folder(measured)

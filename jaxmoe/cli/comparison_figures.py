@@ -27,6 +27,8 @@ from jaxmoe.report.html import MachineLoads, write_loads
 from jaxmoe.report.style import LINK_TIME, NODE_TIME
 from jaxmoe.tune import History, TuneResult
 
+LOADS = "loads.npz"
+
 
 def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
     """Figures of `evaluate`, which `tune` draws as well, and the loads that are in them."""
@@ -63,7 +65,7 @@ def _write_loads(folder: OutputFolder, inputs: Inputs, best: Mapping[str, LayerT
         unit="s",
         grid=topology.grid or (),
     )
-    write_loads(folder.target("loads.npz"), loads)
+    write_loads(folder.target(LOADS), loads)
 
 
 def draw_tuning(folder: OutputFolder, inputs: Inputs, comparison: Comparison, result: TuneResult) -> None:

@@ -66,7 +66,7 @@ def trace_convert(
 
 
 @trace_app.command("fit")
-@runs("trace.synthesis", "fit")
+@runs("trace.synthesis", "fit", writes=("process.npz",))
 def trace_fit(
     file: group_options.RecordedTrace,
     out: options.Out,
@@ -82,7 +82,7 @@ def trace_fit(
 
 
 @trace_app.command("synth")
-@runs("trace.synthesis", "synth")
+@runs("trace.synthesis", "synth", writes=("trace.npz",))
 def trace_synth(
     process: group_options.Process,
     out: options.Out,
@@ -150,7 +150,7 @@ def plan_advise(
 
     Placements are made for the first half of the trace and evaluated on the second, moving and memory counted.
 
-    Example: jaxmoe plan advise trace.npz --machine configs/hardware/nmp_4x4.yaml --model mixtral-8x7b --out runs/advice
+    Example: jaxmoe plan advise trace.npz --machine nmp_4x4 --model mixtral-8x7b --out runs/advice
     """
 
 
@@ -221,5 +221,5 @@ def plan_check(
 ) -> None:
     """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not.
 
-    Example: jaxmoe plan check map.json --machine configs/hardware/nmp_4x4.yaml --model mixtral-8x7b
+    Example: jaxmoe plan check map.json --machine nmp_4x4 --model mixtral-8x7b
     """

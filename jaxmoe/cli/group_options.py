@@ -152,7 +152,13 @@ PlanMachine = Annotated[
     ),
 ]
 CheckedMachine = Annotated[
-    Path, typer.Option("--machine", metavar="NAME_OR_PATH", help="The description of a machine.", show_default=False)
+    Path,
+    typer.Option(
+        "--machine",
+        metavar="NAME_OR_PATH",
+        help="The machine: a YAML file, or the name of a shipped one (jaxmoe list machines).",
+        show_default=False,
+    ),
 ]
 Before = Annotated[
     Path | None,

@@ -4,10 +4,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
+from jaxmoe.extras import install_command
 from jaxmoe.methods.settings import STATEMENTS
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The scenario, a YAML file.", show_default=False)]
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="The scenario: a YAML file, or the name of a shipped one (jaxmoe list scenarios).",
+        show_default=False,
+    ),
+]
 
 
 def _folder(text: str) -> Path:
@@ -129,7 +138,12 @@ BatchTokens = Annotated[
 ]
 Standard = Annotated[bool, typer.Option("--standard", help="Replay the usual placements as well.")]
 Hardware = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The description of a machine, a YAML file.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="MACHINE",
+        help="The machine: a YAML file, or the name of a shipped one (jaxmoe list machines).",
+        show_default=False,
+    ),
 ]
 HardwareOverrides = Annotated[
     list[str] | None,
@@ -138,7 +152,10 @@ HardwareOverrides = Annotated[
 Profiled = Annotated[
     Path,
     typer.Argument(
-        metavar="MACHINE|CSV", help="The description of a machine, or a table of measured messages.", show_default=False
+        metavar="MACHINE|CSV",
+        help="The machine: a YAML file, or the name of a shipped one (jaxmoe list machines); or a table of measured "
+        "messages.",
+        show_default=False,
     ),
 ]
 Sizes = Annotated[
@@ -178,7 +195,15 @@ Show = Annotated[
     str | None,
     typer.Option("--show", metavar="NAME", help="The matrix to draw; without it the one that takes longest."),
 ]
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="The study, a YAML file.", show_default=False)]
+StudyFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STUDY",
+        help="The study, a YAML file: scenario: FILE_OR_NAME, axes: {KEY: [..], KEY: {from: .., to: .., points: .., "
+        "scale: log}, strategy: [tp, ep_balanced]}, set: {KEY: VALUE}, metrics: [total, ..].",
+        show_default=False,
+    ),
+]
 Explain = Annotated[
     str | None,
     typer.Option(
@@ -227,13 +252,18 @@ Ray = Annotated[
         "--ray",
         metavar="ADDRESS|local",
         help="Evaluate on all hosts of the Ray cluster at HOST:PORT, each with its own devices; auto is the one that "
-        "this machine is in, local starts one here. Needs pip install '.\\[ray]', of the same versions on all hosts.",
+        "this machine is in, local starts one here. Needs the same versions on all hosts, and ray "
+        f"({escape(install_command('ray', 'ray'))}).",
         show_default=False,
     ),
 ]
 Kind = Annotated[
     str | None,
-    typer.Argument(metavar="machines|models|scenarios|exchanges|systems|formats", help="What to tell in a line each."),
+    typer.Argument(
+        metavar="KIND",
+        help="machines, models, scenarios, strategies, exchanges, systems, metrics or formats: a line for each.",
+        show_default=False,
+    ),
 ]
 ResultFolders = Annotated[
     list[Path],
@@ -292,7 +322,12 @@ AllKeys = Annotated[
     bool, typer.Option("--all-keys", help="Write what the files of machine and model leave to defaults, too.")
 ]
 CalibratedMachine = Annotated[
-    Path, typer.Argument(metavar="MACHINE", help="The machine as far as it is known, a YAML file.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="MACHINE",
+        help="The machine as far as it is known: a YAML file, or the name of a shipped one (jaxmoe list machines).",
+        show_default=False,
+    ),
 ]
 Measured = Annotated[
     list[Path],

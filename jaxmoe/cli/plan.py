@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
-from jaxmoe.cli.plan_advise import Asked, check_format, place_for_time
+from jaxmoe.cli.plan_advise import Asked, check_target, file_of, place_for_time
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import ModelConfig, build_machine, build_model, build_topology, load_hardware, load_model
 from jaxmoe.experiment.inputs import OptionError, hints_of
@@ -28,7 +28,7 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
-from jaxmoe.placement.engine_files import ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
+from jaxmoe.placement.engine_files import ReadPlan, read_slot_plan, write_slot_plan
 from jaxmoe.report.mesh_loads import plot_slots
 from jaxmoe.report.style import byte_unit, time_unit
 
@@ -57,7 +57,7 @@ def place(
         place_for_time(folder, asked, weight_bytes)
         return
     with StageTimer() as clock:
-        check_format(to)
+        check_target(folder, to)
         with clock.stage("load"):
             windows, ids = windows_of(loads, model)
             moe = None if model is None else build_model(load_model(model, "--model"))
@@ -65,7 +65,7 @@ def place(
             check_slots(slots, placed_ranks, windows.shape[2], repeats)
         with clock.stage("place"):
             placed = placed_for(windows, ids, moe, slots, placed_ranks, nodes, repeats, fast)
-        target = folder.target("placement" + suffix_of_engine(to))
+        target = folder.target(file_of(to))
         notes = write_slot_plan(target, to, placed.plan)
         report: dict[str, Any] = {
             "command": "plan place",
@@ -100,9 +100,9 @@ def convert(
 ) -> None:
     """Write a placement of any format in another one."""
     with StageTimer() as clock:
-        check_format(to)
+        check_target(folder, to)
         read = read_slot_plan(source, hints_of(model), ranks)
-        target = folder.target("placement" + suffix_of_engine(to))
+        target = folder.target(file_of(to))
         notes = [*read.notes, *write_slot_plan(target, to, read.plan)]
         written = {"format": to, "path": str(target)}
         report = _report("convert", source, read) | {"written": written, "notes": notes}

@@ -54,7 +54,7 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float | Non
     with StageTimer() as clock:
         if asked.model is None:
             raise OptionError("--machine needs --model, which tells what a token and an expert cost; give the model")
-        check_format(asked.to)
+        check_target(folder, asked.to)
         with clock.stage("load"):
             windows, ids = windows_of(asked.loads, asked.model)
             scenario = serving_scenario(asked.machine, asked.model, asked.tokens, costs=_costs(weight_bytes))
@@ -77,7 +77,7 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float | Non
             )
             placed = placed_for_time(problem, windows, asked.tokens * moe.top_k)
         plan = SlotPlan(placed.slots, asked.ranks, moe.num_experts, ids, moe.num_layers)
-        target = folder.target("placement" + suffix_of_engine(asked.to))
+        target = folder.target(file_of(asked.to))
         notes = write_slot_plan(target, asked.to, plan)
         seconds = {"same_loads": placed.fitted, "later_loads": placed.later}
         report: dict[str, Any] = {
@@ -101,10 +101,16 @@ def _costs(weight_bytes: float | None) -> dict[str, float]:
     return {} if weight_bytes is None else {"weight_bytes_per_element": weight_bytes}
 
 
-def check_format(to: str) -> None:
-    """Raise `OptionError` for a format that is not known."""
+def check_target(folder: OutputFolder, to: str) -> None:
+    """Raise `InputError` for a format that is not known, and where its file would take the place of a user's."""
     if to not in formats():
         raise OptionError(f"--to is {to!r}, expected one of {', '.join(formats())}")
+    folder.check(file_of(to))
+
+
+def file_of(to: str) -> str:
+    """The name of the file that is written in a format."""
+    return "placement" + suffix_of_engine(to)
 
 
 def _before(asked: Asked, path: Path, ids: tuple[int, ...]) -> np.ndarray:
@@ -148,7 +154,7 @@ def advise(
 ) -> None:
     """Tell whether placing experts anew pays, and write the placement to deploy."""
     with StageTimer() as clock:
-        check_format(to)
+        check_target(folder, to)
         with clock.stage("load"):
             windows, ids = windows_of(trace, model)
             scenario = serving_scenario(machine, model, tokens, context, _costs(weight_bytes))
@@ -162,7 +168,7 @@ def advise(
         ranks = case.layer().machine.num_nodes
         missing = "" if case.beside() is not None else "the model states no attention"
         told = counted(f"the {windows.shape[1]} MoE layers of the trace", context, missing)
-        target = folder.target("placement" + suffix_of_engine(to))
+        target = folder.target(file_of(to))
         notes = write_slot_plan(target, to, SlotPlan(advice.deployed, ranks, moe.num_experts, ids, moe.num_layers))
         report: dict[str, Any] = {
             "command": "plan advise",

@@ -35,7 +35,7 @@ from jaxmoe.report.html import (
     validation_blocks,
     write_page,
 )
-from jaxmoe.run_folders import SUMMARY
+from jaxmoe.run_folders import COMPARED, PAGE, SUMMARY
 
 Sections = dict[str, list[Block]]
 LOADS, MANIFEST = "loads.npz", "manifest.json"
@@ -73,7 +73,7 @@ def run(results: Sequence[Path], out: Path | None) -> None:
     for folder in results:
         if not folder.is_dir():
             raise ReportError(f"there is no folder {folder}; give one that a command has written with --out")
-    name = "report.html" if len(results) == 1 else "compared.html"
+    name = PAGE if len(results) == 1 else COMPARED
     target = results[0] / name if out is None else out
     if target.is_dir():
         raise ReportError(f"--out is {target}, a folder; give the name of a file, such as {target / name}")

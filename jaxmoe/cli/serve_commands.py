@@ -25,7 +25,7 @@ Rates = Annotated[
 ]
 
 
-@runs("serve", scenario=True)
+@runs("serve", scenario=True, writes=("requests.csv", "steps.csv", "timeline.json"))
 def serve(
     config: options.Config,
     out: options.Out,

@@ -134,6 +134,8 @@ class OutputFolder:
             self.check(name)
             if not self._files:
                 self._earlier.remove(self.path, self._given)
+        if not self._files:
+            self._earlier.remove_pages(self.path)
         if name.endswith(PNG) and as_pdf_too.get():
             self._files.append((self.path / name).with_suffix(".pdf"))
         self._files.append(self.path / name)
@@ -239,11 +241,14 @@ def runs(
     scenario: bool = False,
     check: Callable[[Path], object] | None = None,
     resumes: bool = False,
+    writes: tuple[str, ...] = (),
 ) -> Callable[[Callable], Callable]:
     """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
 
     The command is called as the signature, in words: `plan_show` is `plan show`. One that `resumes` goes on with the
     results in its folder. All have the options of `kept_output`, for other programs.
+
+    Files that it `writes` are named where a user may have files of these names: they are refused before any work.
 
     A wrong key in a `scenario`, or in a file that `check` reads, is reported before JAX is loaded, and so is how a
     config.json of the model was read. A pipe is not checked early, as it can be read only once.
@@ -261,6 +266,8 @@ def runs(
                 session(path, verbose, name, resumes, files, quiet) as (folder, interrupts),
                 output.of(folder),
             ):
+                for file in writes:
+                    folder.check(file)
                 if check is not None and not _is_pipe(given["config"]):
                     check(given["config"])
                 if scenario and not _is_pipe(given["config"]):

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
+from jaxmoe.cli.comparison_figures import LOADS, draw_comparison, draw_tuning
 from jaxmoe.cli.comparison_output import (
     comparison_warnings,
     print_comparison,
@@ -75,13 +75,14 @@ def run(
         return
     with StageTimer() as clock:
         with clock.stage("load"):
+            for name in (PLAN, LOADS):
+                folder.check(name)
             check_optimiser(optimiser)
             inputs = read_inputs(config, [*(overrides or ()), *_limited(time_limit)], trace, layers)
             given = given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED))
             others = [*standard_strategies(inputs), *given]
             problem = placement_problem(inputs)
             check_budget(problem, copies)
-            folder.check(PLAN)  # before hours of search
             limit_s = None if time_limit is None else _searching(folder, time_limit)
         with progress_bars(interrupts.check) as report, replaying_beside(inputs, others, report) as begun:
             with clock.stage("tune"), _kept_in_time(folder, inputs, optimiser):
@@ -130,6 +131,7 @@ def evaluate(
         raise OptionError("--elasticities tells what a whole model gains; give --phase decode, or sweep with it")
     with StageTimer() as clock:
         with clock.stage("load"):
+            folder.check(LOADS)
             inputs = read_inputs(config, overrides, trace, layers)
             strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]
         with progress_bars(interrupts.check) as report:

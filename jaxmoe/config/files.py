@@ -143,19 +143,20 @@ def label_of(path: Path) -> str:
 
 
 def _nearby(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"There is no folder {label_of(path.parent)} either; check the path."
     names = sorted(file.name for file in path.parent.glob("*.yaml"))
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     if close:
         return f"Did you mean {close[0]}?"
     there = f"YAML files there: {', '.join(names) or 'none'}."
+    if not path.parent.is_dir():
+        there = f"There is no folder {label_of(path.parent)} either; check the path."
     if path.suffix:
         return there
-    ours = difflib.get_close_matches(path.name, [*shipped_names("scenarios"), *shipped_names("hardware")], n=1)
-    guess = f"Did you mean {ours[0]}? " if ours else ""
-    if path.name in ours:
-        guess = f"The {path.name} that ships is of another kind: give the path of a file. "
+    ours, typed = [*shipped_names("scenarios"), *shipped_names("hardware")], label_of(path)
+    near = [name for name in ours if name.startswith(typed)] or difflib.get_close_matches(typed, ours, n=1)
+    guess = f"Did you mean {near[0]}? " if near else ""
+    if typed in ours:
+        guess = f"The {typed} that ships is of another kind: give the path of a file. "
     return f"{guess}{there} What ships is named by jaxmoe list scenarios and jaxmoe list machines."
 
 

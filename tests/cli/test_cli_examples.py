@@ -149,6 +149,12 @@ def test_every_command_has_an_example_of_itself():
         assert words[: len(command.split())] == command.split()
 
 
+def test_examples_run_outside_a_clone():
+    """What ships is named, not given by the path that it has in a clone; a study does not ship."""
+    from_clone = [name for name in COMMANDS if re.search("configs/|studies/", " ".join(example_of(name)))]
+    assert from_clone == ["serve best", "sweep"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_breaks_lines_only_where_the_terminal_ends(command):
     help_text = COMMANDS[command].help or ""

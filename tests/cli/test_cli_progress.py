@@ -50,6 +50,13 @@ def test_lines_end_with_the_run(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+@pytest.fixture
+def _activated(monkeypatch):
+    """The environment of the tests is the shell's."""
+    monkeypatch.setattr(extras, "which", lambda _: str(Path(sys.executable).parent / "pip"))
+
+
+@pytest.mark.usefixtures("_activated")
 def test_in_a_clone_an_extra_is_installed_from_it(monkeypatch, tmp_path, pytestconfig):
     monkeypatch.chdir(pytestconfig.rootpath)
     assert extras.install_command("report", "plotly") == "pip install '.[report]'"
@@ -58,12 +65,24 @@ def test_in_a_clone_an_extra_is_installed_from_it(monkeypatch, tmp_path, pytestc
     assert extras.install_command("of_another", "package") == "pip install 'package'"
 
 
+@pytest.mark.usefixtures("_activated")
 def test_without_a_clone_packages_are_named(monkeypatch, tmp_path):
     needed = ["jax>=0.10", 'plotly>=6; extra == "report"', "pyarrow>=15; extra == 'sweep'", "ray; extra == 'ray'"]
     monkeypatch.setattr(extras, "requires", lambda _: [*needed, "jaxmoe[sweep]; extra == 'ray'"])
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "jaxmoe" / "extras.py"))
     assert extras.install_command("report", "plotly") == "pip install 'plotly>=6'"
     assert extras.install_command("ray", "ray") == "pip install 'ray' 'pyarrow>=15'"
+
+
+def test_packages_go_where_jaxmoe_is(monkeypatch, tmp_path):
+    """Where that environment is not activated, `pip` alone would be another one's, or none."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extras.sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    for others in (None, "/usr/bin/pip"):
+        monkeypatch.setattr(extras, "which", lambda _, found=others: found)
+        assert extras.install_command("of_another", "package") == ".venv/bin/python -m pip install 'package'"
+    monkeypatch.setattr(extras.sys, "executable", "/opt/my env/bin/python")
+    assert extras.install_command("of_another", "package") == "'/opt/my env/bin/python' -m pip install 'package'"
 
 
 def test_the_peak_of_memory_is_of_what_was_taken_and_given_back():

@@ -273,4 +273,4 @@ def test_a_page_that_cannot_be_written_is_one_error(run, evaluated, tmp_path, mo
 
 def test_without_plotly_it_says_what_to_install(run, evaluated, monkeypatch):
     monkeypatch.setattr("jaxmoe.report.html.page.find_spec", lambda name: None)
-    refused(run("report", evaluated), evaluated, "needs plotly; install it with: pip install '.[report]'")
+    refused(run("report", evaluated), evaluated, "needs plotly; install it with: ", "pip install '.[report]'")

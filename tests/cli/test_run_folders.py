@@ -83,6 +83,54 @@ def test_files_of_the_user_are_refused(write, out, capsys):
     assert "summary.json is not of jaxmoe" in failure(capsys, ended)
 
 
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("loads.npz", "evaluate quickstart"),
+        ("loads.npz", "tune quickstart"),
+        ("plan.npz", "tune quickstart"),
+        ("loads.npz", "network nmp_4x4 --traffic t.npz"),
+        ("profile.csv", "network profile nmp_4x4"),
+        ("machine.yaml", "calibrate nmp_4x4 --measured m.csv"),
+        ("process.npz", "trace fit t.npz"),
+        ("trace.npz", "trace synth qwen3-30b-a3b"),
+        ("requests.csv", "serve served/qwen3-30b-a3b_rtxpro6000_2"),
+        ("placement.json", "plan place l.npz --slots 8 --ranks 2 --to sglang"),
+        ("placement.json", "plan advise l.npz --machine nmp_4x4 --model tiny --to sglang"),
+        ("placement.npz", "plan place l.npz --slots 8 --ranks 2 --to plan --machine nmp_4x4 --model tiny"),
+    ],
+)
+def test_files_of_the_user_are_refused_before_any_work(run, out, file, command):
+    """Before what the command reads, which is not there."""
+    out.mkdir(parents=True)
+    (out / file).write_text("mine")
+    result = run(*command.split(), "--out", out)
+    assert result.exit_code == 2, result.output
+    assert f"{out / file} is there, and no run has listed it" in result.stderr
+    assert names(out) == [file]
+
+
+def test_pages_about_earlier_results_go_with_them(write, out):
+    write("tune", "plan.npz")
+    for page in ("report.html", "compared.html"):
+        (out / page).touch()
+    with pytest.raises(Exit, match="2"):
+        write("tune", stopped=InputError("bad"))
+    assert "report.html" in names(out)
+    write("tune", "plan.npz")
+    assert names(out) == ["plan.npz", "summary.json"]
+    (out / "report.html").touch()
+    write("tune", "plan.npz", resumes=True)
+    assert names(out) == ["plan.npz", "summary.json"]
+
+
+def test_a_page_that_is_of_no_results_stays(write, out):
+    out.mkdir(parents=True)
+    (out / "report.html").touch()
+    write("tune", "plan.npz")
+    assert "report.html" in names(out)
+
+
 def test_names_in_a_summary_lead_to_no_file_elsewhere(write, out):
     write("tune", "plan.npz")
     (out.parent / "mine.txt").touch()

@@ -168,6 +168,10 @@ def test_an_unknown_scenario_is_told_with_where_names_are(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"Did you mean quickstart\?.*jaxmoe list scenarios"):
         load_scenario("quickstrat")
+    with pytest.raises(
+        ConfigError, match=r"Did you mean hd_moe/dynamic_mixtral.*no folder hd_moe either.*list scenarios"
+    ):
+        load_scenario("hd_moe/dynamic_mixtral")
     with pytest.raises(ConfigError, match=r"nope: no such file\. YAML files there: none\. What ships is named by"):
         load_scenario("nope")
     with pytest.raises(ConfigError, match=r"no such file\. The dojo_5x5 that ships is of another kind: give the path"):
