@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from jaxmoe.cli import options
+from jaxmoe.cli import calibrate_options, options
 from jaxmoe.cli.early_end import INTERRUPTED, watch
 from jaxmoe.cli.group_commands import plan_app, trace_app
 from jaxmoe.cli.serve_commands import serve, serve_best, serve_rates
@@ -214,11 +214,11 @@ def sweep(
 @app.command()
 @runs("calibrate", writes=("machine.yaml",))
 def calibrate(
-    config: options.CalibratedMachine,
-    measured: options.Measured,
+    config: calibrate_options.CalibratedMachine,
+    measured: calibrate_options.Measured,
     out: options.Out,
-    fit: options.Fit = None,
-    base: options.BaseMachine = None,
+    fit: calibrate_options.Fit = None,
+    base: calibrate_options.BaseMachine = None,
     overrides: options.HardwareOverrides = None,
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
@@ -237,9 +237,9 @@ def calibrate(
 @app.command("calibrate predict")
 @in_paragraphs
 def calibrate_predict(
-    config: options.CalibratedMachine,
-    table: options.PredictedTable,
-    out: options.PredictedFile,
+    config: calibrate_options.CalibratedMachine,
+    table: calibrate_options.PredictedTable,
+    out: calibrate_options.PredictedFile,
     verbose: options.Verbose = False,
 ) -> None:
     """Write the times of the kernels or exchanges in a table, by a machine's fitted ones, each with its 90 % interval.

@@ -28,7 +28,7 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
-from jaxmoe.placement.engine_files import ReadPlan, read_slot_plan, write_slot_plan
+from jaxmoe.placement.engine_files import ReadPlan, numbers_layers, read_slot_plan, write_slot_plan
 from jaxmoe.report.mesh_loads import plot_slots
 from jaxmoe.report.style import byte_unit, time_unit
 
@@ -67,6 +67,8 @@ def place(
             placed = placed_for(windows, ids, moe, slots, placed_ranks, nodes, repeats, fast)
         target = folder.target(file_of(to))
         notes = write_slot_plan(target, to, placed.plan)
+        if moe is None and numbers_layers(to) and ids == tuple(range(len(ids))):
+            notes.append(f"layers are taken for 0 to {ids[-1]} of the model; if it has dense ones, give --model")
         report: dict[str, Any] = {
             "command": "plan place",
             **surroundings(),

@@ -142,13 +142,13 @@ def write_slot_plan(path: Path, name: str, plan: SlotPlan) -> list[str]:
             aside.write_text(written, encoding="utf-8")
     else:
         raise PlanError(f"--to is {name!r}, which is read alone; use another of {', '.join(formats())}")
-    return _lost(name, engine, plan)
+    return _lost(name, engine, plan, path)
 
 
-def _lost(name: str, engine: EngineFormat, plan: SlotPlan) -> list[str]:
+def _lost(name: str, engine: EngineFormat, plan: SlotPlan, path: Path) -> list[str]:
     lost = []
     if not engine.states_ranks:
-        flags = "" if engine.flags is None else f", {engine.flags(plan)}"
+        flags = "" if engine.flags is None else f", {engine.flags(plan, path)}"
         lost.append(f"{name} does not state the {plan.ranks} ranks: start the engine with as many{flags}")
     lost += _noted(engine.note)
     if engine.by_position and plan.layer_ids != tuple(range(len(plan.layer_ids))):
@@ -156,6 +156,11 @@ def _lost(name: str, engine: EngineFormat, plan: SlotPlan) -> list[str]:
     if plan.repeated.any():
         lost.append(f"{int(plan.repeated.sum())} times a rank has an expert in several slots, which serves nobody")
     return lost
+
+
+def numbers_layers(name: str) -> bool:
+    """Whether a file in this format says of which layers of the model it is, dense ones counted."""
+    return name == OWN or not ENGINES[name].by_position
 
 
 def suffix_of_engine(name: str) -> str:

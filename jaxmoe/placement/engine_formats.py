@@ -14,8 +14,10 @@ Files but `plan` and `vllm_ascend` state no ranks, and none the number of expert
 """
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,7 +58,7 @@ class EngineFormat:
     states_ranks: bool = False
     by_position: bool = False  # layers with experts are counted from 0
     note: str = ""  # to know of every file
-    flags: Callable[[SlotPlan], str] | None = None  # of the engine that loads it
+    flags: Callable[[SlotPlan, Path], str] | None = None  # of the engine that loads it
 
 
 # Numbers in files.
@@ -153,10 +155,10 @@ def _sglang(plan: SlotPlan) -> str:
     return json.dumps({SGLANG: [own.get(layer, trivial) for layer in range(plan.num_layers)]}) + "\n"
 
 
-def _sglang_flags(plan: SlotPlan) -> str:
+def _sglang_flags(plan: SlotPlan, path: Path) -> str:
     redundant = plan.slots.shape[1] - plan.num_experts
     more = f" --ep-num-redundant-experts {redundant}" if redundant else ""
-    return f"--ep-size {plan.ranks}{more} --init-expert-location FILE"
+    return f"--ep-size {plan.ranks}{more} --init-expert-location {shlex.quote(str(path))}"
 
 
 # vLLM's list, and the map of vllm-ascend.

@@ -241,8 +241,18 @@ def test_the_flags_of_an_engine_are_told(run, files, out):
     given = ("--slots", 6, "--ranks", 3, "--to", "sglang", "--model", files["model"], "--out", out)
     result = run("plan", "place", files["trace"], *given)
     assert result.exit_code == 0, result.output
-    flags = "--ep-size 3 --ep-num-redundant-experts 2 --init-expert-location FILE"
+    flags = f"--ep-size 3 --ep-num-redundant-experts 2 --init-expert-location {out / 'placement.json'}"
     assert flags in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("to", "numbers"), [("tensorrt_llm", True), ("plan", True), ("eplb", False)])
+def test_layers_that_nothing_numbers_are_told(run, out, tmp_path, to, numbers):
+    """Bare counts have rows: which layers of the model these are, a model says."""
+    (tmp_path / "loads.csv").write_text("90,1,1,1\n1,1,1,90\n")
+    result = run("plan", "place", tmp_path / "loads.csv", "--slots", 6, "--ranks", 3, "--to", to, "--out", out)
+    assert result.exit_code == 0, result.output
+    said = "layers are taken for 0 to 1 of the model; if it has dense ones, give --model"
+    assert (said in " ".join(result.stderr.split())) == numbers
 
 
 def test_loads_of_other_layers_than_the_model_s_are_refused(run, files, out, tmp_path):
