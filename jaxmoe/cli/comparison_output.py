@@ -41,8 +41,12 @@ def print_comparison(inputs: Inputs, comparison: Comparison, title: str, wide: b
     model = WholeModel.of(inputs)
     print_steps(model, {name: model.step(float(each.mean.mean())) for name, each in best.items()})
     print_memory(inputs, [*comparison.strategies.values()])
+    told = ""
     if name := comparison.fastest:
         told = _fastest(inputs, name, best[name], limits[name], comparison.bound)
+    elif not any(each.fits for each in comparison.strategies.values()):
+        told = "none of these fits the memory; jaxmoe tune looks for a plan that does"
+    if told:
         Console(width=WIDTH, highlight=False, emoji=False).print(escape(told), soft_wrap=True)
 
 

@@ -101,7 +101,7 @@ def _tell(
     """Write and print what came out; `names` are metrics of a Pareto front, `axes` those of a map of winners."""
     best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
     print_best(study, sweep, _bytes(study, sweep.points))
-    if len({row["strategy"] for row in sweep.rows}) > 1:
+    if best and len({row["strategy"] for row in sweep.rows}) > 1:
         _print_wins(study, _wins(best), len(best))
     if names:
         print_front(study, chosen, names)

@@ -134,6 +134,8 @@ def evaluate(
             folder.check(LOADS)
             inputs = read_inputs(config, overrides, trace, layers)
             strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]
+            if not any(each.fits for each in strategies):
+                placement_problem(inputs)  # what all experts need and what there is, where no plan can fit
         with progress_bars(interrupts.check) as report:
             comparison = compare(inputs, strategies, clock, report)
         with clock.stage("draw"):

@@ -125,6 +125,23 @@ def test_machine_that_no_plan_fits_cannot_be_tuned_for(run, scenario, out):
     refused(run("tune", scenario, "--set", "hardware.die.memory_capacity_GB=100e-6", "--out", out), out, "memory")
 
 
+def test_machine_that_no_plan_fits_is_told_what_is_needed_before_any_work(run, scenario, out, monkeypatch):
+    """Four experts of 3 x 64 x 32 weights of 2 bytes; four nodes of 5e-6 GB, a half of it for each of two layers."""
+    monkeypatch.setattr("jaxmoe.cli.tune.compare", lambda *_: pytest.fail("work was begun"))
+    given = ("--set", "hardware.die.memory_capacity_GB=5e-6", "--out", out)
+    said = ("the 4 experts of a layer need", "all 4 nodes together have room for", "die.memory_capacity_GB")
+    for verb in ("evaluate", "tune"):
+        refused(run(verb, scenario, *given), out, *said)
+
+
+def test_none_of_the_strategies_fits_where_another_plan_may(run, scenario, out):
+    """The first node alone has room, for all experts."""
+    tight = "hardware.dies=[{nodes: [0], memory_capacity_GB: 1}]"
+    result = run("evaluate", scenario, "--set", "hardware.die.memory_capacity_GB=1e-7", "--set", tight, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "none of these fits the memory; jaxmoe tune looks for a plan that does" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("share", "shape", "layers", "expected"),
     [
