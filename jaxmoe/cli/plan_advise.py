@@ -17,7 +17,7 @@ from jaxmoe.experiment.advice_alternatives import alternatives
 from jaxmoe.experiment.confidence import whole_steps
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
-from jaxmoe.experiment.slot_plans import check_slots, layers_in, plan_report, windows_of
+from jaxmoe.experiment.slot_plans import check_room, check_slots, layers_in, plan_report, windows_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.whole_model import counted
@@ -63,6 +63,8 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float | Non
                 raise OptionError(f"--ranks is {asked.ranks}, but --machine has {layer.machine.num_nodes} nodes")
             ids = layers_in(moe, ids, windows.shape[2], asked.loads)
             check_slots(asked.slots, asked.ranks, moe.num_experts, asked.repeats)
+            expert_bytes = float(layer.costs.expert_bytes)
+            check_room(asked.slots, asked.ranks, moe.num_experts, len(ids), layer.machine, expert_bytes)
             before = None if asked.before is None else _before(asked, asked.before, ids)
         with clock.stage("place"):
             problem = ReplicaProblem(

@@ -29,6 +29,7 @@ from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
 from jaxmoe.placement.slots import loads_of_slots, new_copies
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
+from jaxmoe.units import GIGA
 
 WORTH = 0.01  # a gain below this part is not worth an action
 ERRORS = 1.0  # standard errors of a gain that counts
@@ -135,8 +136,24 @@ def outcomes(case: Case, known: Past, later: Windows) -> list[ActionOutcome]:
     ]
     fitting = [each for each in found if each is not None]
     if not fitting:
-        raise PlanError("the weights of the model do not fit the machine; use more or larger ranks")
+        raise PlanError(_too_little(layer, beside, *known.shape[1:]))
     return fitting
+
+
+def _too_little(layer: Layer, beside: EvenParts | None, layers: int, experts: int) -> str:
+    """What a rank needs, and what it has, where no action leaves room for a token."""
+    needed = -(-experts // layer.machine.num_nodes) * layers * float(layer.costs.expert_bytes) + _others(layer, beside)
+    room = float(np.min(np.asarray(layer.machine.capacity)))
+    return (
+        f"the model needs {needed / GIGA:.4g} GB of a rank for its weights, and --machine has {room / GIGA:.4g} GB, "
+        "which leaves none for a token; use more or larger ranks, or weights of fewer bytes (--weight-bytes)"
+    )
+
+
+def _others(layer: Layer, beside: EvenParts | None) -> float:
+    """Weights of a rank beside the experts, B."""
+    parts = () if beside is None else (beside.attention, beside.dense, beside.shared)
+    return sum(float(part.weight_bytes) for part in parts) / layer.machine.num_nodes
 
 
 def _outcome(
@@ -187,8 +204,7 @@ def fitting_tokens(case: Case, layer: Layer, beside: EvenParts | None, expert_by
     if layer.machine.capacity is None or beside is None:
         return case.tokens
     ranks, room = layer.machine.num_nodes, float(np.min(np.asarray(layer.machine.capacity)))
-    others = sum(float(part.weight_bytes) for part in (beside.attention, beside.dense, beside.shared)) / ranks
-    free = room - others - expert_bytes
+    free = room - _others(layer, beside) - expert_bytes
     context = float(beside.attention.bytes_per_token)
     return int(np.clip(free * ranks / context if context else np.inf * free, 0, case.tokens))
 

@@ -200,8 +200,11 @@ def _memory(inputs: Inputs, strategy: Strategy, context: float, part: float) -> 
         whole = (memory.other_weights + memory.cache_per_sequence) * nodes
         whole += sparse * model.num_experts * float(inputs.model.costs.expert_bytes)
         fewest = math.ceil(whole / memory.capacity)
-        spread = "this many nodes, where a plan spreads experts evenly, as tp" if fewest <= nodes else f"{fewest} nodes"
-        remedy = f"It fits on {spread}; or take narrower weights or shorter sequences."
+        spread = "this many" if fewest <= nodes else fewest
+        remedy = (
+            f"It fits on {spread} nodes with system: {{name: static, plan: tp}}, which spreads experts evenly; or take "
+            "narrower weights or shorter sequences."
+        )
         raise DoesNotFitError(does_not_fit(f"{model.name} does not fit on {nodes} nodes", memory, remedy))
     return memory
 

@@ -93,6 +93,20 @@ def check_slots(slots: int, ranks: int, experts: int, repeats: bool) -> None:
         )
 
 
+def check_room(slots: int, ranks: int, experts: int, layers: int, machine: Machine, expert_bytes: float) -> None:
+    """Raise `OptionError` where the slots of a rank in all layers are more than its memory, B."""
+    if machine.capacity is None:
+        return
+    room, each = float(np.min(np.asarray(machine.capacity))), layers * expert_bytes
+    needed, most = -(-slots // ranks) * each, int(room // each) * ranks
+    if needed > room:
+        lower = f"give at most {most}" if most >= experts else "use more or larger ranks"
+        raise OptionError(
+            f"--slots is {slots}; those of a rank in {layers} layers need {needed / GIGA:.4g} GB, and --machine has "
+            f"{room / GIGA:.4g} GB; {lower}, or weights of fewer bytes (--weight-bytes)"
+        )
+
+
 def _check_counted(counts: Float[np.ndarray, "layer expert"], layer_ids: Sequence[int], path: Path) -> None:
     """Raise `OptionError` where layers have no choice of any expert: no placement is better than another for them."""
     empty = [layer for layer, row in zip(layer_ids, counts, strict=True) if not row.any()]

@@ -201,6 +201,33 @@ def test_place_for_time_refuses(run, files, out, options, said):
     assert not list(out.glob("*")) if out.exists() else True
 
 
+@pytest.mark.parametrize(
+    ("room", "slots", "remedy"), [(2.5, 9, "give at most 6"), (1.5, 6, "use more or larger ranks")]
+)
+def test_slots_that_memory_does_not_hold_are_refused(run, files, out, room, slots, remedy):
+    """A slot is an expert of 3 x 64 x 32 weights of 2 bytes in each of two layers; `room` is for so many of a rank."""
+    slot = 2 * 3 * 64 * 32 * 2e-9
+    small = MACHINE | {"die": MACHINE["die"] | {"memory_capacity_GB": room * slot}}
+    files["machine"].write_text(yaml.safe_dump(small))
+    given = ("--model", files["model"], "--machine", files["machine"], "--to", "plan", "--out", out)
+    result = run("plan", "place", files["trace"], "--ranks", 3, "--slots", slots, *given)
+    assert result.exit_code == 2, result.output
+    needed = f"need {slots / 3 * slot:.4g} GB, and --machine has {room * slot:.4g} GB; {remedy}"
+    assert f"--slots is {slots}; those of a rank in 2 layers {needed}" in " ".join(result.stderr.split())
+    assert not out.exists()
+
+
+def test_advice_where_nothing_fits_says_what_is_needed(run, files, out):
+    small = MACHINE | {"die": MACHINE["die"] | {"memory_capacity_GB": 1e-5}}
+    files["machine"].write_text(yaml.safe_dump(small))
+    whole = yaml.safe_dump(MODEL | {"attention": {"kind": "grouped_query", "heads": 4, "kv_heads": 2, "head_size": 16}})
+    files["model"].write_text(whole)
+    given = ("--model", files["model"], "--machine", files["machine"], "--to", "plan", "--tokens", 64)
+    result = run("plan", "advise", files["trace"], *given, "--out", out)
+    assert result.exit_code == 2, result.output
+    assert "GB of a rank for its weights, and --machine has 1e-05 GB" in " ".join(result.stderr.split())
+
+
 @pytest.mark.slow
 def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
     path = tmp_path / "trace.npz"

@@ -173,7 +173,8 @@ REFUSED = {
     "engine": (["--set", "deployment.exchange=engine"], "where attention is that of the system"),
     "room": (
         ["--set", "hardware.die.memory_capacity_GB=0.0005", "--set", "deployment={backend: sglang, exchange: engine}"],
-        "It fits on 17 nodes; or take narrower weights",  # 6.2 MB of weights and 1.2 MB of one sequence
+        # 6.2 MB of weights and 1.2 MB of one sequence
+        "It fits on 17 nodes with system: {name: static, plan: tp}, which spreads experts evenly; or take narrower",
     ),
     "no kernels": (
         ["--set", "hardware.die.gemm=null", "--set", "deployment={backend: sglang, exchange: deepep_normal}"],
