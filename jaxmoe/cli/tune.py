@@ -34,7 +34,15 @@ from jaxmoe.experiment.comparison import (
 )
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.stage_timer import StageTimer
-from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, given_plans, placed, standard_strategies
+from jaxmoe.experiment.strategies import (
+    GATHERED,
+    TUNED,
+    Strategy,
+    check_capacity,
+    given_plans,
+    placed,
+    standard_strategies,
+)
 from jaxmoe.experiment.summary import comparison_report, front_report, provenance, tuning_report
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.placement.named import compared_strategies
@@ -81,6 +89,7 @@ def run(
             inputs = read_inputs(config, [*(overrides or ()), *_limited(time_limit)], trace, layers)
             given = given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED))
             others = [*standard_strategies(inputs), *given]
+            check_capacity(inputs)
             problem = placement_problem(inputs)
             check_budget(problem, copies)
             limit_s = None if time_limit is None else _searching(folder, time_limit)
@@ -135,7 +144,7 @@ def evaluate(
             inputs = read_inputs(config, overrides, trace, layers)
             strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]
             if not any(each.fits for each in strategies):
-                placement_problem(inputs)  # what all experts need and what there is, where no plan can fit
+                check_capacity(inputs)
         with progress_bars(interrupts.check) as report:
             comparison = compare(inputs, strategies, clock, report)
         with clock.stage("draw"):

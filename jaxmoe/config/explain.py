@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,15 +69,6 @@ class Draft:
         node[last] = value
         self._sources[(*path, last)] = source
 
-    def part(self, key: str) -> "Draft":
-        """The mapping at a key as a whole of its own, which remembers where each of its parts was written."""
-        part = Draft({}, replace(self.source((key,)), depth=0))
-        part.data = self.data[key]  # type: ignore[assignment]
-        for keys, source in self._sources.items():
-            if keys[:1] == (key,):
-                part._sources[keys[1:]] = replace(source, depth=max(source.depth - 1, 0))
-        return part
-
     def source(self, keys: Keys) -> ConfigSource:
         """Where the value at a key path was written, or, if it is missing, the mapping that lacks it."""
         return next(self._sources[keys[:n]] for n in range(len(keys), -1, -1) if keys[:n] in self._sources)
@@ -85,7 +76,8 @@ class Draft:
     def place(self, keys: Keys) -> str:
         """Source and key path for a message, the path as that source has it."""
         source = self.source(keys)
-        return f"{source.label}: {'.'.join(map(str, keys[source.depth :]))}"
+        above = source.depth - self._sources[()].depth  # of a part alone, such as a model that an option names, none
+        return f"{source.label}: {'.'.join(map(str, keys[above:]))}"
 
 
 def _entry(node: object, key: str) -> Any:

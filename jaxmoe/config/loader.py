@@ -113,7 +113,7 @@ def load_named(schema: object, key: str, name: str, option: str) -> Any:
     here = Path.cwd()
     draft = Draft({key: name}, ConfigSource(option, here))
     _resolve(draft, key, FOLDERS[key], here / "configs" / "any.yaml", {})
-    return validated(schema, draft.part(key))
+    return validated(schema, Draft(draft.data[key], draft.source((key,))))  # type: ignore[arg-type]
 
 
 def resolved(section: Section) -> dict[str, Any]:

@@ -40,15 +40,6 @@ class LayerRange(Section):
     def _range(self) -> range:
         return range(self.first, self.first + self.count * self.step, self.step)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _may_be_listed(cls, value: object) -> object:
-        if not isinstance(value, list | tuple):
-            return value
-        if not value or any(type(layer) is not int or layer < 0 for layer in value):
-            raise RuleError((), value, "numbers of layers from 0", "Write them as [1, 3, 4], or {first: 1, count: 3}")
-        return _as_range(tuple(sorted({*value})))
-
     @model_validator(mode="after")
     def _skips_some(self) -> "LayerRange":
         for index, layer in enumerate(self.skip):
@@ -142,8 +133,7 @@ class ModelConfig(Section):
     num_experts: int = Field(ge=1, le=2**15, description="the number of routed experts of a layer", examples=[8])
     top_k: Count = Field(description="the number of experts that a token chooses", examples=[2])
     moe_layer_ids: LayerRange = Field(
-        description="the layers with routed experts as a list of their numbers, or as a mapping, for example "
-        "{first: 0, count: 32}"
+        description="the layers with routed experts as a mapping, for example {first: 0, count: 32}"
     )
     num_layers: Count | None = Field(
         default=None,

@@ -22,6 +22,7 @@ from jaxmoe.placement.named import StrategySettings, compared_strategies, strate
 from jaxmoe.placement.placement import Mode
 from jaxmoe.registry import STRATEGIES
 from jaxmoe.traces import GatingTrace
+from jaxmoe.units import GIGA
 
 TUNED = "tuned"
 GATHERED = "tuned_gathered"  # what the search itself ended with, before the comparison with shipped strategies
@@ -117,6 +118,18 @@ def weights_on_nodes(inputs: Inputs, placement: Placement) -> NodeMemory:
     held, capacity = placement.memory(float(inputs.model.costs.expert_bytes)), inputs.capacity(len(inputs.layer_ids))
     left = None if capacity is None else float((capacity - held).min())
     return NodeMemory(float(held.mean()), float(held.max()), left)
+
+
+def check_capacity(inputs: Inputs) -> None:
+    """Raise `OptionError` where no plan can fit: where all nodes together have no room for each expert once."""
+    capacity = inputs.capacity(1)
+    needed = inputs.moe.num_experts * float(inputs.model.costs.expert_bytes)
+    if capacity is not None and capacity.sum() < needed * (1 - 1e-6):  # capacities are float32
+        raise OptionError(
+            f"the {inputs.moe.num_experts} experts of a layer need {needed / GIGA:.4g} GB, and all {inputs.num_nodes} "
+            f"nodes together have {capacity.sum() / GIGA:.4g} GB for each layer; raise "
+            "hardware.die.memory_capacity_GB, or capacity_GB of the last level of hardware.memory, or use more nodes or weights of fewer bytes"
+        )
 
 
 def decides_fit(model: Layer) -> tuple[Array, ...]:

@@ -129,9 +129,9 @@ def _moe_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     key, every = "moe_layer_ids", set(range(num_layers))
     if fields.value(BLOCKS) is not None and not {key, "attention_layers"} <= fields.given.keys():
         raise ModelError(
-            f"{fields.path(BLOCKS)} says of what kind each layer is, in letters that are not known; write {key}: [..] "
-            "and attention_layers: NUMBER in a YAML file with base: THIS_FILE, or give a scenario "
-            f"--set model.{key}=[..] --set model.attention_layers=NUMBER"
+            f"{fields.path(BLOCKS)} says of what kind each layer is, in letters that are not known; write {key}: "
+            "{first: NUMBER, count: NUMBER, skip: [..]} and attention_layers: NUMBER in a YAML file with base: "
+            f"THIS_FILE, or give a scenario --set 'model.{key}={{first: .., ..}}' --set model.attention_layers=NUMBER"
         )
     left = [every, *_stated_layers(fields, num_layers)]
     listed = fields.layers(key, "moe_layers", num_layers)

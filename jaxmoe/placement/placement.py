@@ -131,9 +131,6 @@ def _check_exchange(names: tuple[str, ...], layers: int) -> None:
             raise PlanError(str(error)) from None
 
 
-MORE_MEMORY = "raise die.memory_capacity_GB of the machine, or capacity_GB of its last level of memory"
-
-
 def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray | None) -> None:
     """Raise `PlanError` when a node needs more than its `capacity`, B [node]; `None` is no limit."""
     if capacity is None:
@@ -145,7 +142,7 @@ def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray |
     if overshoot[worst] > 0:
         raise PlanError(
             f"node {worst} needs {memory[worst] / GIGA:.4g} GB for its experts "
-            f"but has {capacity[worst] / GIGA:.4g} GB; spread the plan, or {MORE_MEMORY}"
+            f"but has {capacity[worst] / GIGA:.4g} GB; spread the plan or raise the memory capacity"
         )
 
 

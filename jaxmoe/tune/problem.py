@@ -17,14 +17,12 @@ from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.exchange import ExchangeError, Rings
-from jaxmoe.placement.placement import MORE_MEMORY
 from jaxmoe.placement.regions import Regions, by_least_work, region_copies
 from jaxmoe.placement.strategies import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, TraceError, expert_counts, load_counts, sample_batches, topic_batches
 from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.results import Plan
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, WITHOUT_MESH
-from jaxmoe.units import GIGA
 
 ALIKE = 1e-4  # nodes whose rates differ by a smaller part are alike
 SLOWEST = 1e-6  # part of the fastest node's work that any node has
@@ -75,11 +73,10 @@ class PlacementProblem:
             )
         room, needed = self.room.sum(), self.num_experts
         if room < needed * (1 - 1e-6):  # capacities are float32
-            each = float(self.model.costs.expert_bytes) / GIGA
             raise PlanError(
-                f"the {needed} experts of a layer need {needed * each:.4g} GB, and all {self.num_nodes} nodes together "
-                f"have room for {room * each:.4g} GB of each layer; {MORE_MEMORY}, use more nodes or weights of fewer "
-                f"bytes{', or have fewer copies' if self.regions else ''}"
+                f"the experts of a layer need {needed} times an expert's memory, all nodes together have room for "
+                f"{room:.4g}; raise the memory capacity, use more nodes or fewer layers"
+                + (", or have fewer copies" if self.regions else "")
             )
         check_exchanges(self.exchanges, self.model.machine.topology, needed)
 

@@ -129,7 +129,11 @@ def test_machine_that_no_plan_fits_is_told_what_is_needed_before_any_work(run, s
     """Four experts of 3 x 64 x 32 weights of 2 bytes; four nodes of 5e-6 GB, a half of it for each of two layers."""
     monkeypatch.setattr("jaxmoe.cli.tune.compare", lambda *_: pytest.fail("work was begun"))
     given = ("--set", "hardware.die.memory_capacity_GB=5e-6", "--out", out)
-    said = ("the 4 experts of a layer need", "all 4 nodes together have room for", "die.memory_capacity_GB")
+    said = (
+        "the 4 experts of a layer need",
+        "all 4 nodes together have 1e-05 GB for each layer",
+        "die.memory_capacity_GB",
+    )
     for verb in ("evaluate", "tune"):
         refused(run(verb, scenario, *given), out, *said)
 

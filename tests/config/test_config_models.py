@@ -97,10 +97,6 @@ def test_layers_of_a_range_may_be_skipped(scenario_file):
     assert model_of(scenario_file, "model.moe_layer_ids={count: 6, skip: [0, 4]}").moe_layer_ids == (1, 2, 3, 5)
 
 
-def test_layers_may_be_listed(scenario_file):
-    assert model_of(scenario_file, "model.moe_layer_ids=[5, 1, 2]").moe_layer_ids == (1, 2, 5)
-
-
 def test_other_parts_leave_the_costs_of_a_layer_alone(scenario_file, tree):
     before = build_layer_model(load_scenario(scenario_file), "sharded")
     file = tree / "models" / "small.yaml"
@@ -122,8 +118,6 @@ BAD = {
     "model.moe_layer_ids={count: 3, skip: [3]}": ["moe_layer_ids.skip.0 is 3", "a layer of the range"],
     "model.moe_layer_ids={count: 1, skip: [0]}": ["moe_layer_ids.skip is [0]", "fewer layers", "Keep a layer"],
     "model.moe_layer_ids={count: 2, skip: [a]}": ['moe_layer_ids.skip.0 is "a"', "a whole number"],
-    "model.moe_layer_ids=[1, x]": ['model.moe_layer_ids is [1, "x"]', "numbers of layers", "[1, 3, 4]"],
-    "model.moe_layer_ids=[]": ["model.moe_layer_ids is []", "numbers of layers"],
     "model.shared_experts={count: 1}": ["model.shared_experts.size is missing", "intermediate size of one shared"],
     "model.attention.kind=flash": ['model.attention.kind is "flash"', "'grouped_query', 'latent'"],
     "model.attention.kv_rank=0": ["model.attention.kv_rank is 0", "at least 1"],

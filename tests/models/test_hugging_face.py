@@ -266,7 +266,7 @@ BAD = {
     "letters": (
         "olmoe-1b-7b",
         {"hybrid_override_pattern": "MEM*"},
-        ["hybrid_override_pattern", "model.moe_layer_ids="],
+        ["hybrid_override_pattern", "moe_layer_ids: {first: NUMBER"],
     ),
     "long": ("dbrx", {"d_model": [0] * 100}, ["d_model is [0, 0", "...", "a whole number"]),
 }
