@@ -128,8 +128,8 @@ def check_capacity(inputs: Inputs) -> None:
         raise OptionError(
             f"the {inputs.moe.num_experts} experts of a layer need {needed / GIGA:.4g} GB, and all {inputs.num_nodes} "
             f"nodes together have {capacity.sum() / GIGA:.4g} GB for each layer; raise "
-            "hardware.die.memory_capacity_GB, or capacity_GB of the last level of hardware.memory, or use more nodes or "
-            "weights of fewer bytes"
+            "hardware.die.memory_capacity_GB, or capacity_GB of the last level of hardware.memory, or use more nodes "
+            "or weights of fewer bytes"
         )
 
 
