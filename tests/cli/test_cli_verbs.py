@@ -275,17 +275,21 @@ def test_layers_and_overrides_choose_what_is_run(run, scenario, plan, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capacity_kB", "fits"), [(200, True), (150, False)])
-def test_one_layer_gets_its_part_of_the_memory_only(run, scenario, out, capacity_kB, fits):
+def test_one_layer_gets_its_part_of_the_memory_only(run, scenario, out):
     # Tensor parallelism puts an expert's 98.3 kB on every node, in each of the model's two layers.
-    capacity = f"hardware.die.memory_capacity_GB={capacity_kB * 1e-6}"
-    result = run("evaluate", scenario, "--layers", "5", "--set", capacity, "--out", out)
+    given = ("evaluate", scenario, "--layers", "5", "--out", out, "--set")
+    result = run(*given, "hardware.die.memory_capacity_GB=200e-6")
     assert result.exit_code == 0, result.output
-    assert summary_of(out)["strategies"]["tp"]["fits"] == fits
+    assert summary_of(out)["strategies"]["tp"]["fits"]
+    result = run(*given, "hardware.die.memory_capacity_GB=150e-6")
+    assert result.exit_code == 2, result.output
+    assert "need 0.0003932 GB" in result.stderr
 
 
 def test_strategy_that_does_not_fit_stays_in_the_table(run, scenario, out):
-    result = run("evaluate", scenario, "--set", "hardware.die.memory_capacity_GB=100e-6", "--out", out)
+    roomy = "hardware.dies=[{nodes: [0], memory_capacity_GB: 1}]"  # for all experts, which no usual plan puts there
+    small = "hardware.die.memory_capacity_GB=100e-6"
+    result = run("evaluate", scenario, "--set", small, "--set", roomy, "--out", out)
     assert result.exit_code == 0, result.output
     assert not summary_of(out)["strategies"]["tp"]["fits"]
     assert summary_of(out)["best"][0]["strategy"] is None

@@ -71,7 +71,7 @@ def evil_page(tmp_path):
 
 def test_what_users_put_in_is_text(evil_page):
     page = parsed(evil_page)
-    assert sum(tag == "script" for tag, _ in page.elements) == 3  # data, Plotly, our own
+    assert sum(tag == "script" for tag, _ in page.elements) == 4  # the look, data, Plotly, our own
     assert not any(tag == "img" or "onerror" in attributes for tag, attributes in page.elements)
     assert "".join(page.text).count(EVIL) == 15
 
