@@ -17,7 +17,7 @@ OTHER_PARTS = re.compile(r"vision|visual|audio|speech|image|video|vae|talker|cod
 
 
 def how_to_tell(key: str, value: str = "NUMBER") -> str:
-    """What to write where no field tells a key of the model; commands with --model have no --set."""
+    """The remedy where no field tells a key of the model; commands with --model have no --set."""
     override = shlex.quote(f"model.{key}={value}")
     return f"write {key}: {value} in a YAML file with base: THIS_FILE, or give a scenario --set {override}"
 
