@@ -141,7 +141,7 @@ def outcomes(case: Case, known: Past, later: Windows) -> list[ActionOutcome]:
 
 
 def _too_little(layer: Layer, beside: EvenParts | None, layers: int, experts: int) -> str:
-    """Bytes that a rank needs and has, where no action leaves room for a token."""
+    """Why no action leaves room for a token: the memory that a rank needs, and what it has."""
     needed = -(-experts // layer.machine.num_nodes) * layers * float(layer.costs.expert_bytes) + _others(layer, beside)
     room = float(np.min(np.asarray(layer.machine.capacity)))
     return (
