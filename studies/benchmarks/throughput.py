@@ -8,7 +8,7 @@ Parts of a forward evaluation are timed one by one, as functions of their own.
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.engine import Layer, LayerCosts, expert_work
-from jaxmoe.experiment.table import make_tables, study_options, tables_of
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, Visits, build_exchange, sharded_visits
@@ -52,6 +52,7 @@ SIZES = (
     Size((8, 8), 128, 8, 128, 64),
     Size((16, 16), 256, 8, 128, 16),
 )
+MESHES = {f"{size.shape[0]}x{size.shape[1]}": size for size in SIZES}
 
 
 def layer_model(size: Size) -> Layer:
@@ -216,12 +217,13 @@ def machine() -> str:
     )
 
 
-def sizes() -> Iterator[dict[str, object]]:
-    for size in SIZES:
-        yield measure(size) | {"machine": machine()}
+def row(mesh: str) -> list[dict[str, object]]:
+    """The row of a mesh."""
+    return [measure(MESHES[mesh]) | {"machine": machine()}]
 
 
 if __name__ == "__main__":
     device = jax.devices()[0].platform
     name = "throughput" if device == "cpu" else f"throughput_{device}"
-    make_tables(HERE, tables_of({name: sizes}, timed=[name]), study_options(__doc__).parse_args())
+    table = Table(name, row, [(mesh,) for mesh in MESHES], ("mesh",), timed=True)
+    make_tables(HERE, [table], study_options(__doc__).parse_args())
