@@ -8,14 +8,20 @@ one graph, with several weights in turn, and the median of several replays is ke
 ones, as many as the measured tables had, `zeros`, six again, or as many random ones as do not fit the cache, `cold`.
 """
 
+from __future__ import annotations  # PyTorch may not be here
+
 import argparse
 import csv
 import statistics
+import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ImportError:
+    torch = None
 
 HEIGHTS = (20, 40, 100, 200, 400, 700, 1500, 3000, 6000)
 WIDTHS = {  # of what (n, k) a product has in a model
@@ -85,6 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the table to write, CSV")
     out = parser.parse_args().out
+    if torch is None or not torch.cuda.is_available():
+        sys.exit("products are timed by PyTorch on an NVIDIA GPU; install PyTorch for it, or run this where it is")
+    torch.manual_seed(0)
     known = ("VLLM", f"torch {torch.__version__}", torch.cuda.get_device_name(), "gemm")
     with out.open("w", newline="") as file:
         table = csv.writer(file)
@@ -98,5 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     main()
