@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxmoe.engine import IdleLinks, Serial
 from jaxmoe.network import Congestion
@@ -38,6 +38,34 @@ class _Load(NamedTuple):
     @property
     def even(self) -> float:
         return float(self.amount.sum() / self.rates.sum())
+
+
+class _Links(NamedTuple):
+    """What links and ports have to carry, whatever the plan."""
+
+    vectors: float  # B of dispatch and combine together, of one visit
+    hops: Float[np.ndarray, " others"]  # fewest links that vectors from so many other nodes pass in all
+    link_rate: float  # of all links together, B/s
+    port_rates: list[float]  # of all ports together, out of nodes and into them
+    unicast: bool  # else a tree's home receives one vector for all
+
+    @classmethod
+    def of(cls, problem: PlacementProblem) -> "_Links":
+        topology, costs = problem.model.machine.topology, problem.model.costs
+        return cls(
+            vectors=float(costs.dispatch_bytes) + float(costs.combine_bytes),
+            hops=_least_hops(problem),
+            link_rate=_sum(topology.link_rate),
+            port_rates=[_sum(port) for port in (topology.injection_rate, topology.ejection_rate) if port is not None],
+            unicast=_only_unicasts(problem),
+        )
+
+    def seconds(self, others: Int[np.ndarray, " choice"], often: Float[np.ndarray, " choice"]) -> float:
+        """Least time of dispatch and combine when choices that occur `often` visit so many nodes beside the first."""
+        others = np.minimum(others, len(self.hops) - 1)
+        sent = float(often @ (others if self.unicast else others > 0))
+        on_links = float(often @ self.hops[others]) / self.link_rate
+        return self.vectors * max([on_links, *(sent / port for port in self.port_rates)])
 
 
 def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, " layer"]:
@@ -84,11 +112,11 @@ def _layer_bound(
     grid = np.append(np.geomspace(even, alone, GRID) if even > 0 else np.zeros(1), np.inf)
     # Between two values of the grid, c is at least the lower and T at least that of the upper.
     totals = []
-    reach = [np.cumsum(load.rates) for load in loads]
+    reach, links = [np.cumsum(load.rates) for load in loads], _Links.of(problem) if _loads_links(problem) else None
+    serial = isinstance(problem.model.schedule, Serial | IdleLinks)
     for least_c, c in pairwise(grid):
         spread = [np.searchsorted(rates * c, need * (1 - 1e-6)) for need, rates in zip(needed, reach, strict=True)]
-        comm = _communication(problem, np.maximum.reduce([others, *spread]), often)
-        serial = isinstance(problem.model.schedule, Serial | IdleLinks)
+        comm = 0.0 if links is None else links.seconds(np.maximum.reduce([others, *spread]), often)
         totals.append(least_c + comm if serial else max(least_c, comm))
     return float(np.min(totals))
 
@@ -133,21 +161,6 @@ def _moving(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"]
 
 def _falling(rates: object) -> Float[np.ndarray, " server"]:
     return np.sort(np.asarray(rates, float))[::-1]
-
-
-def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndarray) -> float:
-    """Least seconds of dispatch and combine when choices that occur `often` visit so many nodes beside the first."""
-    topology, costs = problem.model.machine.topology, problem.model.costs
-    if not _loads_links(problem):
-        return 0.0
-    hops = _least_hops(problem)
-    both = float(costs.dispatch_bytes) + float(costs.combine_bytes)
-    links = float(often @ hops[np.minimum(others, len(hops) - 1)]) / _sum(topology.link_rate)
-    ports = [_sum(port) for port in (topology.injection_rate, topology.ejection_rate) if port is not None]
-    sent = float(often @ np.minimum(others, len(hops) - 1))
-    if not _only_unicasts(problem):  # a tree's home receives one vector for all
-        sent = float(often @ (others > 0))
-    return both * max([links, *(sent / port for port in ports)])
 
 
 def _loads_links(problem: PlacementProblem) -> bool:
