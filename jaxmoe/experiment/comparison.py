@@ -1,7 +1,7 @@
 """Searched plans and usual strategies, compared under every exchange."""
 
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -174,7 +174,7 @@ class Comparison:
 
 def time_under_best(comparison: Comparison, name: str) -> LayerTime:
     """Times of a strategy under the best exchange of every layer, [layer, batch]."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *comparison.best(name).times)
+    return _stacked(comparison.best(name).times)
 
 
 def compare(
@@ -212,26 +212,28 @@ def _evaluated(
     """Every strategy under its own exchange, and under every other one that may be chosen.
 
     Exchanges are evaluated in parallel threads, since most of the time is compilation. All strategies share the
-    compiled function of an exchange.
+    compiled function of an exchange. So do those whose layers run under several: all layers are timed under each.
     """
-    batches, own = inputs.evaluation_batches, {each.name: _uniform(each.placement.exchange) for each in strategies}
-    wanted: dict[str | tuple[str, ...], list[Strategy]] = {}
+    batches, wanted = inputs.evaluation_batches, dict[str, list[Strategy]]()
     for each in strategies:
-        for exchange in dict.fromkeys((own[each.name], *(inputs.exchanges if each.comparable else ()))):
+        for exchange in dict.fromkeys((*each.placement.exchange, *(inputs.exchanges if each.comparable else ()))):
             wanted.setdefault(exchange, []).append(each)
 
-    def under(exchange: str | tuple[str, ...]) -> dict[str, LayerTime]:
-        named, alike = exchange if isinstance(exchange, str) else None, dict[Hashable, LayerTime]()
+    def under(exchange: str) -> dict[str, LayerTime]:
+        alike = dict[Hashable, LayerTime]()
         for each in wanted[exchange]:
-            if (key := _decided(each, named)) not in alike:
-                alike[key] = score(inputs, each, batches, named)
-        return {each.name: alike[_decided(each, named)] for each in wanted[exchange]}
+            if (key := _decided(each, exchange)) not in alike:
+                alike[key] = score(inputs, each, batches, exchange)
+        return {each.name: alike[_decided(each, exchange)] for each in wanted[exchange]}
 
-    seen: dict[str | tuple[str, ...], dict[str, LayerTime]] = {}
+    seen: dict[str, dict[str, LayerTime]] = {}
     for exchange, times in zip(wanted, side_by_side(under, wanted), strict=True):
         seen[exchange] = times
         report("evaluate strategies", len(seen), len(wanted))
-    scores = {each.name: seen[own[each.name]][each.name] for each in strategies}
+    scores = {
+        each.name: _stacked([seen[name][each.name].layer(row) for row, name in enumerate(each.placement.exchange)])
+        for each in strategies
+    }
     others = {
         each.name: {name: seen[name][each.name] for name in inputs.exchanges} if each.comparable else {}
         for each in strategies
@@ -239,17 +241,17 @@ def _evaluated(
     return scores, others
 
 
-def _decided(strategy: Strategy, exchange: str | None) -> Hashable:
-    """A key that strategies of equal times share, under an exchange or their own: several often agree."""
+def _stacked(rows: Sequence[LayerTime]) -> LayerTime:
+    """Times of layers, [batch] each, as [layer, batch]."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def _decided(strategy: Strategy, exchange: str) -> Hashable:
+    """A key that strategies of equal times share under an exchange: several often agree."""
     placement = strategy.placement
     if placement.copies is not None:
         return strategy.name
     return placement.computed.tobytes(), placement.computed_mode, placement.exchanges(exchange)
-
-
-def _uniform(exchange: tuple[str, ...]) -> str | tuple[str, ...]:
-    """The exchange of all layers, or that of every layer where they differ."""
-    return exchange[0] if len(set(exchange)) == 1 else exchange
 
 
 def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:

@@ -83,8 +83,9 @@ class _Chains(NamedTuple):
 def _halves(arrays: Any, axis: int) -> list[Any]:
     """A tree of arrays in halves along an axis, so that two cores work side by side; as one where it is odd."""
     parts = 2 - jax.tree.leaves(arrays)[0].shape[axis] % 2
-    split = [jnp.split(leaf, parts, axis) for leaf in jax.tree.leaves(arrays)]
-    return [jax.tree.unflatten(jax.tree.structure(arrays), part) for part in zip(*split, strict=True)]
+    # By NumPy: JAX would compile a cut for every shape.
+    split = [np.split(np.asarray(leaf), parts, axis) for leaf in jax.tree.leaves(arrays)]
+    return [jax.tree.unflatten(jax.tree.structure(arrays), jax.device_put(part)) for part in zip(*split, strict=True)]
 
 
 @dataclass
