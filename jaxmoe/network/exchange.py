@@ -302,7 +302,7 @@ class RingExchange(AbstractExchange):
             jnp.concatenate([sending, sending * (back > 0)]),
             jnp.concatenate([self.successor, preceding]),
             jnp.concatenate([vectors * (1 - back), vectors * back]),
-            chain=jnp.concatenate([self.group, self.group + len(vectors)]),
+            chain=jnp.concatenate([preceding, self.successor + len(vectors)]),
             rounds=self.size - 1,
         )
 

@@ -20,10 +20,10 @@ class Flows(eqx.Module):
     A `tree` (or `cross_tree`, along the other order of directions) is the union of the paths of a flow to its one
     destination; routers add up what they pass on, so a link carries one message of each flow. There `source` is 1
     where a message starts. A flow with a `weight` stands for so many alike. Where a flow has several destinations,
-    `messages` says how many run from node to node, and so which paths are used. Flows of one `chain` wait for each
-    other round by round, so their delays add up along all of it but the quickest step. Who has followed trees already
-    may give what links carry as `carried`, in vectors times `vectors`, with its derivative; see `known_loads`.
-    `loads` are there once a time model has worked them out.
+    `messages` says how many run from node to node, and so which paths are used. With a `chain` flow f, from one node,
+    passes on in one round what flow chain[f] brought in the round before, and waits for no other; of such rounds there
+    are fewer than nodes. Who has followed trees already may give what links carry as `carried`, in vectors times
+    `vectors`, with its derivative; see `known_loads`. `loads` are there once a time model has worked them out.
     """
 
     source: Float[Array, "flow node"]

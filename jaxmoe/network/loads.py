@@ -136,6 +136,27 @@ def _mesh_path_maxima(topology: Mesh, per_link: Float[Array, " link"]) -> Float[
     return xy.path_maxima(topology.shape, per_link, crossed=topology.routing == "yx")
 
 
+def port_times(
+    topology: AbstractTopology, sent: Float[Array, " node"] | None, received: Float[Array, " node"] | None
+) -> Float[Array, " port"]:
+    """Seconds that every injection port, then every ejection port is busy; empty without port limits."""
+    ports = ((sent, topology.injection_rate), (received, topology.ejection_rate))
+    times = [amount / rate for amount, rate in ports if rate is not None and amount is not None]
+    return jnp.concatenate([jnp.zeros(0, topology.link_rate.dtype), *times])
+
+
+def path_peaks(
+    topology: AbstractTopology, link_time: Float[Array, " link"], port_time: Float[Array, " port"]
+) -> Float[Array, "node node2"]:
+    """Largest of the times of all links and ports that a message from one node to another passes."""
+    nodes, peaks = topology.num_nodes, path_maxima(topology, link_time)
+    if topology.injection_rate is not None:
+        peaks = jnp.maximum(peaks, port_time[:nodes, None])
+    if topology.ejection_rate is not None:
+        peaks = jnp.maximum(peaks, port_time[-nodes:])
+    return peaks * (1 - jnp.eye(nodes, dtype=peaks.dtype))
+
+
 def crossed(topology: AbstractTopology) -> AbstractTopology:
     """The network whose packets take directions in the other order. Raises `ExchangeError` where there is none."""
     other = topology.crossed()

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network.chains import chain_delay
 from jaxmoe.network.flows import FlowLoads, Flows, StageTime
-from jaxmoe.network.loads import crossed, link_loads, path_maxima, path_sums, round_loads
+from jaxmoe.network.loads import crossed, link_loads, path_maxima, path_peaks, path_sums, port_times, round_loads
 from jaxmoe.relax import OneOf, is_number, largest, least_at, look_up
 
 
@@ -89,31 +90,30 @@ class Congestion(AbstractTimeModel):
         A path counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
         """
         loads = self.loads_of(topology, flows)
-        timed = self
-        if flows.route != "unicast":  # routers hold a chunk whole before they add it up, under either switching
-            timed = replace(self, cut_through=False)
-        across = crossed(topology) if flows.route == "cross_tree" else topology
-        stage = StageTime(
-            link_time=loads.link * (vector_bytes / topology.link_rate),
-            port_time=port_times(topology, loads.sent, loads.received) * vector_bytes,
-            pair_time=jnp.zeros(0, loads.link.dtype),
-            path_delay=timed._longest_delay(across, flows, vector_bytes),
-            link_bytes=loads.link * vector_bytes,
-        )
-        return repeated(stage, flows.rounds)
+        link_time = loads.link * (vector_bytes / topology.link_rate)
+        port_time = port_times(topology, loads.sent, loads.received) * vector_bytes
+        if flows.chain is None:
+            delay = self._longest_delay(topology, flows, vector_bytes)
+        else:
+            delay = self._delay_of_chains(topology, flows, vector_bytes, link_time, port_time)
+        pair_time = jnp.zeros(0, loads.link.dtype)
+        return repeated(StageTime(link_time, port_time, pair_time, delay, loads.link * vector_bytes), flows.rounds)
 
     def _longest_delay(
         self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]
     ) -> Float[Array, ""]:
-        latency, per_byte = self._delays(topology)
+        timed = self
+        if flows.route != "unicast":  # routers hold a chunk whole before they add it up, under either switching
+            timed = replace(self, cut_through=False)
+        latency, per_byte = timed._delays(crossed(topology) if flows.route == "cross_tree" else topology)
         if flows.messages is not None:
             size = flows.traffic(vector_bytes) / jnp.maximum(flows.messages, 1e-9)  # the mean of a pair
             delay = latency + self._chunk(size) * per_byte
             return largest((delay * jnp.minimum(flows.messages, 1) * away_from_self(topology, delay.dtype)).ravel())
         chunk = self._chunk(flows.vectors * vector_bytes)
-        if self.pair_by_pair and is_number(flows.destination) and flows.chain is None and not chunk.ndim:
+        if self.pair_by_pair and is_number(flows.destination) and not chunk.ndim:
             return largest(((latency + chunk * per_byte) * _most_carried(flows).T).ravel())
-        if not chunk.ndim and flows.chain is None:
+        if not chunk.ndim:
             delay = latency + chunk * per_byte
             weight = jnp.ones(len(flows.source), delay.dtype) if flows.weight is None else flows.weight
             if is_number(flows.destination):
@@ -124,7 +124,25 @@ class Congestion(AbstractTimeModel):
         delays = largest(from_node * jnp.minimum(flows.source, 1))
         if flows.weight is not None:
             delays *= jnp.minimum(flows.weight, 1)
-        return largest(delays if flows.chain is None else _per_round(delays, flows.chain))
+        return largest(delays)
+
+    def _delay_of_chains(
+        self,
+        topology: AbstractTopology,
+        flows: Flows,
+        vector_bytes: Float[Array, ""],
+        link_time: Float[Array, " link"],
+        port_time: Float[Array, " port"],
+    ) -> Float[Array, ""]:
+        """A round's part of what chains take on top of the busiest link or port, s; those are of one round."""
+        running, pair = flows.source.max(axis=1), (flows.source.argmax(axis=1), flows.destination)
+        size = flows.vectors * vector_bytes * running
+        one = jnp.ones(topology.num_nodes, size.dtype)
+        alone = size * path_peaks(topology, 1 / topology.link_rate, port_times(topology, one, one))[pair]
+        shared = running * path_peaks(topology, link_time, port_time)[pair]
+        latency, per_byte = self._delays(topology)
+        delay = running * latency[pair] + self._chunk(size) * per_byte[pair]
+        return chain_delay(alone, shared, delay, flows.chain, flows.rounds, topology.num_nodes - 1)
 
     def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.where(self.chunk_bytes > 0, jnp.minimum(self.chunk_bytes, message_bytes), message_bytes)
@@ -300,14 +318,6 @@ def _most_carried(flows: Flows) -> Float[Array, "node2 node"]:
     return jnp.maximum(jax.ops.segment_max(carried, flows.destination, carried.shape[1]), 0)
 
 
-def _per_round(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Float[Array, " chain"]:
-    """Delay of every chain of R flows for each of its R - 1 rounds: in all, that of all steps but the quickest."""
-    chains = delays.shape[0]
-    steps = jax.ops.segment_sum(jnp.ones_like(delays), chain, chains)
-    quickest = jnp.where(steps > 0, jax.ops.segment_min(delays, chain, chains), 0)
-    return (jax.ops.segment_sum(delays, chain, chains) - quickest) / jnp.maximum(steps - 1, 1)
-
-
 def _turned_back(stage: StageTime, topology: AbstractTopology) -> StageTime:
     """A stage of the reversed network, with the numbers of links and ports of the network itself."""
     link_time, link_bytes = (each[topology.reverse_links] for each in (stage.link_time, stage.link_bytes))
@@ -325,15 +335,6 @@ def repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
         stage,
         replace_fn=lambda amount: rounds * amount,
     )
-
-
-def port_times(
-    topology: AbstractTopology, sent: Float[Array, " node"] | None, received: Float[Array, " node"] | None
-) -> Float[Array, " port"]:
-    """Seconds that every injection port, then every ejection port is busy; empty without port limits."""
-    ports = ((sent, topology.injection_rate), (received, topology.ejection_rate))
-    times = [amount / rate for amount, rate in ports if rate is not None and amount is not None]
-    return jnp.concatenate([jnp.zeros(0, topology.link_rate.dtype), *times])
 
 
 def _port_slowness(topology: AbstractTopology) -> list[Float[Array, "..."]]:

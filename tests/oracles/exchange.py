@@ -325,16 +325,40 @@ def priced(
             for pair in ends:
                 delay = walks.delay(*pair, send, send.vectors * vector_bytes, chunk_bytes, whole)
                 delays[place] = max(delays[place], delay)
-        links, ports = phase.rounds * links / walks.link_rate, phase.rounds * ports / walks.port_rate
-        link_time, port_time = link_time + links, port_time + ports
-        total += max(links.max(initial=0), ports.max(initial=0))
-        # What starts last in a chain passes all of its steps but one.
-        along = [
-            sum(delays[place] for place in chain) - min(delays[place] for place in chain) for chain in phase.chains
-        ]
-        total += max(along, default=phase.rounds * max(delays, default=0.0))
+        links, ports = links / walks.link_rate, ports / walks.port_rate
+        if phase.chains:
+            total += max(_chain_end(phase, chain, walks, vector_bytes, links, ports, delays) for chain in phase.chains)
+        else:
+            total += phase.rounds * (max(links.max(initial=0), ports.max(initial=0)) + max(delays, default=0.0))
+        link_time, port_time = link_time + phase.rounds * links, port_time + phase.rounds * ports
     limited = np.isfinite(walks.port_rate)
     return Stage(link_time, port_time[limited], total)
+
+
+def _chain_end(
+    phase: Phase,
+    chain: list[int],
+    walks: "_Walks",
+    vector_bytes: float,
+    links: np.ndarray,
+    ports: np.ndarray,
+    delays: list[float],
+) -> float:
+    """When the last step of a chain has arrived. Each begins when its way is free and the one before it has arrived."""
+    own, shared = [], []  # how long a step keeps the slowest part of its way, and all steps the busiest part, s
+    for place in chain:
+        send = phase.sends[place]
+        assert isinstance(send, Message)
+        used, sides, _ = walks.of(send)
+        rates = [*walks.link_rate[used], *walks.port_rate[sides]]
+        own.append(vector_bytes * send.vectors / min(rates, default=np.inf))
+        shared.append(max([*links[used], *ports[sides]], default=0.0))
+    begin = [others - alone for others, alone in zip(shared, own, strict=True)]
+    for _ in range(phase.rounds - 1):
+        arrived = [begin[step] + own[step] + delays[place] for step, place in enumerate(chain)]
+        free = [begin[step] + shared[step] for step in range(len(chain))]
+        begin = [max(free[step], arrived[step - 1]) for step in range(len(chain))]
+    return max(begin[step] + own[step] + delays[place] for step, place in enumerate(chain)) if phase.rounds else 0.0
 
 
 class _Walks:
