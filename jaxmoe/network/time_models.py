@@ -135,6 +135,7 @@ class Congestion(AbstractTimeModel):
         port_time: Float[Array, " port"],
     ) -> Float[Array, ""]:
         """A round's part of what chains take on top of the busiest link or port, s; those are of one round."""
+        assert flows.chain is not None
         running, pair = flows.source.max(axis=1), (flows.source.argmax(axis=1), flows.destination)
         size = flows.vectors * vector_bytes * running
         one = jnp.ones(topology.num_nodes, size.dtype)
