@@ -42,7 +42,7 @@ class Hints:
 
 def lacks(what: str, option: str) -> TraceError:
     """The error for a hint that a file cannot be read without."""
-    return TraceError(f"does not state {what}; give {option}, or --model")
+    return TraceError(f"does not state {what}; give --model, or {option} to jaxmoe trace")
 
 
 # Where a trace is read from: a file or a folder, looked at once for all formats.

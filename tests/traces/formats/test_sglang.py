@@ -75,8 +75,8 @@ GOOD = np.array([[[0, 1], [2, 3]]], np.int32)
 @pytest.mark.parametrize(
     ("known", "message"),
     [
-        (Hints(top_k=2), "does not state the number of layers; give --num-layers, or --model"),
-        (Hints(num_layers=5), "does not state top_k; give --top-k, or --model"),
+        (Hints(top_k=2), "does not state the number of layers; give --model, or --num-layers to jaxmoe trace"),
+        (Hints(num_layers=5), "does not state top_k; give --model, or --top-k to jaxmoe trace"),
         (Hints(top_k=2, num_layers=4), "40 bytes, no multiple of 4 layers x 2 experts x 4"),
         (Hints(5, 2, (0, 1), 5), r"has choices in layers \[3\], where the model has no experts"),
         (Hints(5, 2, (1, 7), 5), r"the model has experts in \[7\]"),

@@ -113,7 +113,11 @@ def test_a_truncated_line_is_named(tmp_path, refuses):
 
 def test_layers_must_be_known(tmp_path, refuses):
     (tmp_path / "t").write_text(json.dumps(response(GOOD)))
-    refuses(tmp_path / "t", "which layers of the model its 2 rows are; give --layer-ids, or --model", Hints(5))
+    refuses(
+        tmp_path / "t",
+        "which layers of the model its 2 rows are; give --model, or --layer-ids to jaxmoe trace",
+        Hints(5),
+    )
     refuses(tmp_path / "t", "has rows of 2 layers, but the model has experts in 3", Hints(5, layer_ids=(1, 2, 3)))
 
 
