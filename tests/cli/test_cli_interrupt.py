@@ -79,13 +79,14 @@ def test_ctrl_c_after_a_search_that_was_stopped_does_not_wait(run, scenario, out
     assert {file.name for file in out.iterdir()} == {RECORD, "plan.npz"}
 
 
-# Python handles no signal in the main thread before such a call ends, as while XLA compiles.
-STUCK = "__import__('hashlib').pbkdf2_hmac('sha256', b'', b'', 10**9)"
+# Python handles no signal in the main thread before it goes on, as while XLA compiles: another thread gets them.
+STUCK = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]), time.sleep(10**6)"
 LATE_S = 10.0  # that a machine with much else to do may be late
 
 BUSY = f"""
 import signal
 import sys
+import time
 from pathlib import Path
 from jaxmoe.cli.early_end import last_words, watch
 from jaxmoe.files import atomic_write
@@ -106,6 +107,8 @@ ONE_PLAN = "run.evaluator.offer(plans := tuner.random_starts(run.evaluator, 1, 0
 def search_stuck_in(stage, first):
     """The command, whose search does something and is then stuck in a stage."""
     return f"""
+import signal
+import time
 from jaxmoe.__main__ import main
 from jaxmoe.tune import tuner
 
