@@ -28,14 +28,11 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser, run):
-    """Opens the page of a folder or of several; in the end nothing may have gone wrong or been asked of a network."""
+def shown(browser):
+    """Opens a page; in the end nothing may have gone wrong or been asked of a network."""
     wrong, contexts = [], []
 
-    def open_page(folder, width=1280, touch=False, look="light"):
-        several = folder if isinstance(folder, list) else [folder]
-        assert run("report", *several).exit_code == 0
-        page_file = several[0] / ("report.html" if len(several) == 1 else "compared.html")
+    def open_page(page_file, width=1280, touch=False, look="light"):
         screen = {"viewport": {"width": width, "height": 900}, "color_scheme": look}
         context = browser.new_context(**screen, has_touch=touch, is_mobile=touch)
         contexts.append(context)
@@ -55,6 +52,26 @@ def opened(browser, run):
     for context in contexts:
         context.close()
     assert wrong == []
+
+
+@pytest.fixture
+def opened(shown, run):
+    """Makes the page of a folder or of several, and opens it."""
+
+    def open_folder(folder, width=1280, **screen):
+        several = folder if isinstance(folder, list) else [folder]
+        assert run("report", *several).exit_code == 0
+        return shown(several[0] / ("report.html" if len(several) == 1 else "compared.html"), width, **screen)
+
+    return open_folder
+
+
+@pytest.fixture(scope="module")
+def gallery(run, tmp_path_factory, pytestconfig):
+    """The page of all studies of the project, which takes as long to make as all else here."""
+    page = tmp_path_factory.mktemp("gallery") / "page.html"
+    assert run("report", pytestconfig.rootpath / "studies", "--out", page).exit_code == 0
+    return page
 
 
 def sizes(page, selector):
@@ -111,18 +128,17 @@ def test_no_buttons_lie_over_figures_where_nothing_hovers(opened, tmp_path):
     assert page.locator(".modebar-btn").count() == 0
 
 
-def test_the_gallery_shows_every_picture_on_every_screen(opened, tmp_path, pytestconfig):
-    root = pytestconfig.rootpath
-    (tmp_path / "figures").symlink_to(root / "figures")
-    for readme in (root / "studies").glob("*/README.md"):
-        (tmp_path / "studies" / readme.parent.name).mkdir(parents=True)
-        shutil.copy(readme, tmp_path / "studies" / readme.parent.name)
-    page = opened(tmp_path / "studies")
+def test_the_gallery_is_of_a_sensible_size(gallery):
+    assert gallery.stat().st_size < 15e6
+
+
+def test_the_gallery_shows_every_picture_on_every_screen(shown, gallery, pytestconfig):
+    page = shown(gallery)
     for width in (400, 1600):
         page.set_viewport_size({"width": width, "height": 900})
         page.reload()
         shown = page.evaluate("[...document.images].map((each) => [each.complete, each.naturalWidth, each.width])")
-        assert len(shown) == len([*(root / "figures").glob("*.png")])
+        assert len(shown) == len([*(pytestconfig.rootpath / "figures").glob("*.png")])
         assert all(complete and natural > 100 and across > 100 for complete, natural, across in shown)
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
