@@ -10,14 +10,19 @@ import pytest
 from jaxmoe.experiment import comparison
 from jaxmoe.placement import read_plan
 from jaxmoe.registry import OPTIMISERS
+from jaxmoe.tune.gradient_free import AnnealSettings
 from jaxmoe.tune.two_stage import TwoStageSettings
 
 
 @pytest.fixture(autouse=True)
-def quick_two_stage(monkeypatch):
-    """Node and link balance in fractions of a second; the others are quick on four experts."""
-    quick = OPTIMISERS["milp-bayes"]._replace(settings=lambda **given: TwoStageSettings(0.0, 2.0, 0.5, **given))
-    monkeypatch.setattr(comparison, "OPTIMISERS", {**OPTIMISERS, "milp-bayes": quick})
+def _quick(monkeypatch):
+    """Node and link balance in fractions of a second, and short chains; the others are quick on four experts."""
+    quick = {
+        "milp-bayes": lambda **given: TwoStageSettings(0.0, 2.0, 0.5, **given),
+        "anneal": lambda **given: AnnealSettings(steps=300, **given),
+    }
+    changed = {name: OPTIMISERS[name]._replace(settings=settings) for name, settings in quick.items()}
+    monkeypatch.setattr(comparison, "OPTIMISERS", {**OPTIMISERS, **changed})
 
 
 def summary_of(out):
