@@ -16,11 +16,18 @@ def rendered() -> None:
     """Pictures are as people get them."""
 
 
-@pytest.fixture(autouse=True)
-def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everyday, pictures are made but not rendered, which takes a command longer than all else; slow tests do both."""
-    if "rendered" not in request.fixturenames and not request.node.get_closest_marker("slow"):
+@pytest.fixture
+def unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are made but not rendered, which takes a command as long as all else; `rendered` goes before."""
+    if "rendered" not in request.fixturenames:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+
+
+@pytest.fixture(autouse=True)
+def _unrendered_everyday(request: pytest.FixtureRequest) -> None:
+    """Slow tests render pictures, but for those whose pictures others of them render."""
+    if not request.node.get_closest_marker("slow"):
+        request.getfixturevalue("unrendered")
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from jaxmoe.registry import OPTIMISERS
 from jaxmoe.tune.gradient_free import AnnealSettings
 from jaxmoe.tune.two_stage import TwoStageSettings
 
+# Every optimiser draws the pictures of the first, which other tests render.
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):

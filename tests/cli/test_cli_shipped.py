@@ -51,9 +51,9 @@ def test_a_served_scenario_keeps_its_limits_by_its_plain_command(run, name, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if verb_of(name) != "serve"])
-def test_a_scenario_runs_by_its_plain_command(run, name, tmp_path, monkeypatch):
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+def test_a_scenario_runs_by_its_plain_command(run, name, tmp_path):
     layer = load_scenario(name).model.moe_layer_ids.ids[0]
     done = run(verb_of(name), name, *SHORTER, "--layers", layer, "--out", tmp_path)
     assert done.exit_code == 0, done.output

@@ -13,6 +13,9 @@ from typer.testing import Result
 
 from jaxmoe.placement import Placement, read_plan, write_plan
 
+# Pictures are rendered of every verb on meshes, wafers and a switch; other tests draw the same.
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 SECONDS = {
     "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s",
     "best_compute_s", "best_dispatch_s", "best_combine_s", "best_total_s", "best_p95_total_s",
@@ -208,6 +211,7 @@ SWITCH = (
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_machines_that_are_no_meshes(run, scenario, tmp_path):
     """A plan is tuned for such a machine, and every verb takes it."""
     change = ("--set", f"hardware={SWITCH}", "--set", "tuning.exchanges=[rings]", "--layers", "5")
@@ -311,6 +315,7 @@ WAFERS = "{kind: wafers, wafer_shape: [1, 2], grid: [2, 1], die: {compute_TFLOPs
 WAFERS += "link: {bandwidth_GB_per_s: 10}, border: {bandwidth_GB_per_s: 2}, router: {chunk_B: 64}}"
 
 
+@pytest.mark.usefixtures("rendered")
 @pytest.mark.parametrize("change", [pytest.param("hardware.routing=yx", marks=pytest.mark.slow), f"hardware={WAFERS}"])
 @pytest.mark.parametrize(
     "verb", [*(pytest.param(verb, marks=pytest.mark.slow) for verb in ("tune", "evaluate")), "validate"]
