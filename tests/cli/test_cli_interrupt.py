@@ -17,6 +17,8 @@ from jaxmoe.run_folders import RECORD
 from jaxmoe.tune import History, TuneResult
 from jaxmoe.tune.regions import Budgeted, FrontPoint
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 @pytest.fixture
 def stopped_tuner(monkeypatch):

@@ -9,6 +9,8 @@ from refusal import told
 
 from jaxmoe.cli import timeline, validate
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 @pytest.fixture
 def target(tmp_path) -> Path:
