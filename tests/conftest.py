@@ -43,7 +43,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Where in the sources every operation stands takes a part of the time to compile it, and no test reads it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
-# Tests compile far more than they run. What READMEs show runs in processes of their own, compiled as for a user.
+# Tests compile far more than they run. The README's first command is compiled as for a user.
 SOONER = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):  # an unknown flag ends the process
     SOONER += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
