@@ -1,5 +1,6 @@
 """The command `jaxmoe`, also as `python -m jaxmoe`."""
 
+import gc
 import os
 import sys
 
@@ -8,6 +9,8 @@ from jaxmoe.cli.early_end import INTERRUPTED
 
 def main() -> None:
     """Run the command line of this process; Ctrl-C ends it also while it is loaded."""
+    # JAX traces into very many objects that stay, at all of which the garbage collector would look again and again.
+    gc.set_threshold(50_000, 10, 10)
     try:
         from jaxmoe.cli.app import main
     except KeyboardInterrupt:

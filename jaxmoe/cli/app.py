@@ -1,6 +1,5 @@
 """The application: every verb with its options. What a verb does is in the module of its name, loaded when it runs."""
 
-import gc
 import os
 import shlex
 import sys
@@ -339,8 +338,6 @@ def main() -> None:
     # XLA reports slow compilations to its developers; errors that matter are raised as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     watch()
-    # JAX traces into very many objects that stay, at all of which the garbage collector would look again and again.
-    gc.set_threshold(50_000, 10, 10)
     try:
         app()
     except SystemExit as end:

@@ -41,7 +41,7 @@ class _Load(NamedTuple):
 
 
 class _Links(NamedTuple):
-    """What links and ports have to carry, whatever the plan."""
+    """Loads of links and ports that no plan avoids."""
 
     vectors: float  # B of dispatch and combine together, of one visit
     hops: Float[np.ndarray, " others"]  # fewest links that vectors from so many other nodes pass in all

@@ -58,7 +58,9 @@ def tune_mapping(
     cooling, hardening = (
         jnp.asarray(geometric(*ends, progress), jnp.float32) for ends in (TEMPERATURE, MAX_TEMPERATURE)
     )
-    logits, relaxed = _descend(problem, logits, cooling, hardening, jnp.asarray(RATE))
+    # A constant in the program would be a matrix of equal entries, whose products XLA's CPU compiler gets wrong.
+    even = jnp.full((nodes, *problem.shape), 1 / nodes)
+    logits, relaxed = _descend(problem, logits, even, cooling, hardening, jnp.asarray(RATE))
     plans = np.asarray(_plans(logits, jnp.asarray(TEMPERATURE[1])))
     rounded = jnp.asarray(np.stack([linear_sum_assignment(-plan.T)[1] for plan in plans]))
     seconds = _costs(problem, rounded)
@@ -108,13 +110,14 @@ def _plans(logits: Float[Array, "restart node slot"], temperature: Float[Array, 
 def _descend(
     problem: MappingProblem,
     logits: Float[Array, "restart node slot"],
+    even_places: Float[Array, "node group member"],
     temperature: Float[Array, " step"],
     smoothness: Float[Array, " step"],
     rate: Float[Array, ""],
 ) -> tuple[Float[Array, "restart node slot"], Float[Array, " restart"]]:
     """All restarts at once. Returns the last logits and their relaxed seconds."""
     nodes, ones = logits.shape[1], jnp.ones(logits.shape[1])
-    even = problem.cost(jnp.full((nodes, *problem.shape), 1 / nodes), HardMax())
+    even = problem.cost(even_places, HardMax())
     adam = optax.scale_by_adam()
 
     def relaxed(logits: Float[Array, "node slot"], temperature: Array, smoothness: Array) -> Float[Array, ""]:
